@@ -103,6 +103,7 @@ class Run:
                 for seed in islice(seeds, max(_AHEAD * workers - len(running), 0)):
                     running[pool.submit(run_one, seed, self._menu)] = seed
                 if not running and not shrinking:
+                    pool.shutdown()  # a pool that still ends can fail in the interpreter's exit
                     return
                 waiting: list[Future[Any]] = [*running, *shrinking]
                 done, _ = wait_for(waiting, return_when=FIRST_COMPLETED)
