@@ -9,18 +9,15 @@ that are not in its distribution.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
@@ -31,13 +28,13 @@ from kcl_pipeline.delta.storage.storage import is_local, open_storage, table_roo
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.spark.arrow_memory.classes import can_share_memory
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults, Pieces
 from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.file_tasks import FileTask, UnwritableResultError
-from kcl_pipeline.spark.memory_files import can_share_memory, frame_in_memory
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns, split_rejected
 
@@ -45,10 +42,7 @@ SparkTransform = Callable[[DataFrame], DataFrame]
 _Files = tuple[tuple[DataFile, ...], pa.Table | None]
 """Files, and the rejected rows (`batch.REJECTED_SCHEMA`; None without any)."""
 
-_LOG: Final = logging.getLogger(__name__)
 _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
-_MIN_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Below this size, planning the read of a file takes longer than `createDataFrame`."""
 _MEMORY_BYTES: Final = 512 * 1024 * 1024
 _ZERO: Final[dict[pa.DataType, Any]] = {
     pa.string(): "",
@@ -117,10 +111,8 @@ class SparkBatchWriter:
         except KclError as error:
             if not self._arrow.caused(error):
                 raise
-        # The copy in Parquet files has about the size of the records.
-        copied = self._memory.counting("files", batch.records.nbytes)
-        with copied, batch_frame(self._session, batch.records, parts) as frame:
-            return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
+        frame = records_frame(self._session, batch.records)
+        return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
 
     def write_frame(
         self, frame: DataFrame, batch_id: str, records: int | None, parts: int | None
@@ -257,25 +249,6 @@ class SparkBatchWriter:
             name = path.relative_to(self._root).as_posix()
             files.append(DataFile(name, path.stat().st_size, rows, values, millis))
         return tuple(files), None
-
-
-@contextmanager
-def batch_frame(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
-    """The records as a DataFrame without `ArrowMemory`, to be used while the context lasts.
-
-    The faster of the two transfers is chosen by the size of the records.
-
-    Raises:
-        SinkError: The Spark session does not work any more.
-    """
-    with ExitStack() as stack:
-        frame = None
-        if records.nbytes >= _MIN_FILE_BYTES and can_share_memory(session):
-            try:
-                frame = stack.enter_context(frame_in_memory(session, records, parts))
-            except (OSError, PySparkException, Py4JError) as error:
-                _LOG.info("using createDataFrame instead of files: %s", spark_line(error))
-        yield records_frame(session, records) if frame is None else frame
 
 
 def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:

@@ -54,12 +54,11 @@ ATTRIBUTES = {
     # botocore: events of a subscription are read one at a time.
     "kinesis/fan_out/boto.py": {"_event_generator", "_raw_stream"},
     "kinesis/fan_out/http2.py": {"_raw_stream"},
-    # PySpark: the JVM, whose Janino compiles a class; the folder for its files.
-    "spark/arrow_memory/classes.py": {"_jvm", "_temp_dir"},
+    # PySpark: the JVM, whose Janino compiles a class; the folder for its files; whether the
+    # session encrypts them.
+    "spark/arrow_memory/classes.py": {"_encryption_enabled", "_jvm", "_temp_dir"},
     # PySpark: the plan of a result; the folder for its files.
     "spark/arrow_memory/results.py": {"_jdf", "_temp_dir"},
-    # PySpark: the files of a plan; its folder for temporary files; whether it encrypts them.
-    "spark/memory_files.py": {"_encryption_enabled", "_jdf", "_temp_dir"},
     # PySpark: a job for some partitions, and the outcomes of its tasks.
     "spark/failures/probes.py": {"_gateway", "_gateway_client", "_get_object_id", "_jdf", "_jsc"},
     # PySpark: the level of a logger of the JVM.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,3 +42,18 @@ def batch(*payloads: bytes) -> Batch:
 
 def spark_writer(spark, tmp_path: Path, transform) -> BatchWriter:
     return SparkBatchWriter(spark, transform, str(tmp_path / "t"))
+
+
+GIVEN = records(*(bytes([number % 256]) * (number % 7) for number in range(1000)))
+"""A thousand records of several lengths."""
+
+
+def open_files() -> int:
+    """Those in memory: what other threads of the process open is their own."""
+    gc.collect()  # writers of other tests keep files for their next batch
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own
+            if "memfd:" in str(link.readlink()):
+                found.add(link.stat().st_ino)  # a mapping has a descriptor of its own
+    return len(found)

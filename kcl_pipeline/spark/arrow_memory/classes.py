@@ -6,6 +6,8 @@ jar nor a Java compiler is necessary. The class files are in the session's tempo
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 import threading
 from importlib import resources
@@ -15,17 +17,30 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from kcl_pipeline.errors import KclError
-from kcl_pipeline.spark.memory_files import can_share_memory
 
 SUPPORTED_SPARK: Final = ("4.0", "4.1", "4.2", "4.3")
 """Minor versions of Spark whose interfaces the Java classes use."""
 SOURCE_CLASS: Final = "kclpipeline.RecordsInMemory"
 RESULT_CLASS: Final = "kclpipeline.ResultInMemory"
 _LOADING: Final = threading.Lock()
+_ON_THIS_MACHINE: Final = re.compile(r"local(\[[^\]]*\])?")
 
 
 class UnsuitableSessionError(KclError):
     """The session cannot read Arrow columns in memory. It can read the records in other ways."""
+
+
+def can_share_memory(session: SparkSession) -> bool:
+    """Whether tasks can read this process's memory.
+
+    This needs Linux, a master `local…`, and a session without encryption of temporary data.
+    """
+    context: Any = session.sparkContext
+    return (
+        hasattr(os, "memfd_create")
+        and _ON_THIS_MACHINE.fullmatch(context.master) is not None
+        and not context._encryption_enabled  # noqa: SLF001 (as pyspark)
+    )
 
 
 def java_class(session: SparkSession, name: str) -> Any:

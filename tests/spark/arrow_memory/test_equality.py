@@ -20,7 +20,6 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
-from kcl_pipeline.spark.memory_files import frame_in_memory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
 from tests.support.result_files import contents, writers
 from tests.support.spark_batches import NOW
@@ -164,8 +163,6 @@ def test_every_transfer_gives_the_same_rows(
         with adaptive(spark, on=on):
             wanted = rows_of(FUNCTIONS[name](records_frame(spark, given)))
             assert by_arrow(arrow, name, given, parts) == wanted
-            with frame_in_memory(spark, given, parts) as frame:
-                assert rows_of(FUNCTIONS[name](frame)) == wanted
 
 
 @pytest.mark.parametrize("rows", [0, 1])

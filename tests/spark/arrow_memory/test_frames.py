@@ -20,10 +20,11 @@ from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.events import ArrowMemorySkipped, Event
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory import classes, frames, pool
+from kcl_pipeline.spark.arrow_memory.classes import can_share_memory
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
-from tests.spark.test_memory_files import GIVEN, open_files
 from tests.support.result_files import kept_bytes
+from tests.support.spark_batches import GIVEN, open_files
 
 pytestmark = pytest.mark.spark
 
@@ -33,7 +34,7 @@ from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults
 from kcl_pipeline.spark.session import build_session
-from tests.spark.test_memory_files import GIVEN, open_files
+from tests.support.spark_batches import GIVEN, open_files
 session = build_session("killed", {"spark.master": "local[1]"})
 context = session.sparkContext
 jvm = context._jvm.java.lang.ProcessHandle.current().pid()
@@ -340,3 +341,28 @@ def test_a_cluster_takes_another_way() -> None:
 
     with pytest.raises(classes.UnsuitableSessionError, match="master=spark://host:7077"):
         classes.check_session(Session())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("master", "encrypted", "expected"),
+    [
+        ("local", False, True),
+        ("local[*]", False, True),
+        ("local[2,3]", False, True),
+        ("local[2]", True, False),
+        ("local-cluster[2,1,1024]", False, False),
+        ("spark://host:7077", False, False),
+        ("yarn", False, False),
+    ],
+)
+def test_only_a_session_on_this_machine_is_handed_memory(
+    master: str, encrypted: bool, expected: bool
+) -> None:
+    class Context:
+        def __init__(self) -> None:
+            self.master, self._encryption_enabled = master, encrypted
+
+    class Session:
+        sparkContext = Context()  # noqa: N815 (pyspark's name)
+
+    assert can_share_memory(Session()) is expected  # type: ignore[arg-type]

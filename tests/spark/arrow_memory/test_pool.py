@@ -11,8 +11,8 @@ import pytest
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory import pool
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, MemoryPool
-from tests.spark.test_memory_files import open_files
 from tests.support.result_files import kept_bytes
+from tests.support.spark_batches import open_files
 
 
 def filled(file: MemoryFile, byte: bytes) -> None:

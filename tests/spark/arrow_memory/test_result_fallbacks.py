@@ -17,9 +17,8 @@ from kcl_pipeline.spark.arrow_memory import classes, results
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.writer import SparkBatchWriter
-from tests.spark.test_memory_files import GIVEN
 from tests.support.result_files import contents, schema_and_rows
-from tests.support.spark_batches import batch, records
+from tests.support.spark_batches import GIVEN, batch, records
 
 pytestmark = pytest.mark.spark
 

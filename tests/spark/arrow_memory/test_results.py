@@ -23,10 +23,9 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.spark import file_tasks
 from kcl_pipeline.spark.arrow_memory import results
 from kcl_pipeline.spark.writer import SparkBatchWriter
-from tests.spark.test_memory_files import GIVEN, open_files
 from tests.spark.test_writer_failures import _arrow_error, _crash, _python_error
 from tests.support.result_files import contents, kept_bytes, schema_and_rows, writers
-from tests.support.spark_batches import batch, records
+from tests.support.spark_batches import GIVEN, batch, open_files, records
 
 pytestmark = pytest.mark.spark
 

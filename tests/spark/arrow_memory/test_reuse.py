@@ -15,9 +15,8 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults
-from tests.spark.test_memory_files import GIVEN
 from tests.support.result_files import schema_and_rows
-from tests.support.spark_batches import records
+from tests.support.spark_batches import GIVEN, records
 
 pytestmark = pytest.mark.spark
 
