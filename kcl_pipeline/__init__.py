@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kcl_pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from kcl_pipeline.assets.limits import CheckLimits
     from kcl_pipeline.aws import AwsClients, SessionOptions
     from kcl_pipeline.batch import ShardRange
-    from kcl_pipeline.component import KinesisPipelineComponent
     from kcl_pipeline.config import ConsumerSettings
     from kcl_pipeline.delta.settings import DeltaSink
     from kcl_pipeline.errors import (
@@ -106,6 +104,15 @@ if TYPE_CHECKING:
     )
     from kcl_pipeline.kinesis.client import RECORD_SCHEMA
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
+    from kcl_pipeline.orchestration.assets.limits import CheckLimits
+    from kcl_pipeline.orchestration.component import KinesisPipelineComponent
+    from kcl_pipeline.orchestration.resources import (
+        AwsResource,
+        CoordinatorStateTableResource,
+        LeaseTableResource,
+        SparkResource,
+        WorkerMetricsTableResource,
+    )
     from kcl_pipeline.pipeline import Fleet, KinesisPipeline
     from kcl_pipeline.planning.model import (
         LeaseState,
@@ -117,13 +124,6 @@ if TYPE_CHECKING:
         WorkerState,
     )
     from kcl_pipeline.planning.strategies import register as register_strategy
-    from kcl_pipeline.resources import (
-        AwsResource,
-        CoordinatorStateTableResource,
-        LeaseTableResource,
-        SparkResource,
-        WorkerMetricsTableResource,
-    )
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
     from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatchSink
     from kcl_pipeline.spark.session import build_session
@@ -254,10 +254,10 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "assets.limits": "CheckLimits",
+    "orchestration.assets.limits": "CheckLimits",
     "aws": "AwsClients SessionOptions",
     "batch": "ShardRange",
-    "component": "KinesisPipelineComponent",
+    "orchestration.component": "KinesisPipelineComponent",
     "config": "ConsumerSettings",
     "delta.settings": "DeltaSink",
     "kinesis.client": "RECORD_SCHEMA",
@@ -265,8 +265,8 @@ _NAMES: Final = {
     "pipeline": "Fleet KinesisPipeline",
     "planning.model": "LeaseState Move Plan PlanInput PlanLimits Strategy WorkerState",
     "planning.strategies": "register_strategy",
-    "resources": "AwsResource CoordinatorStateTableResource LeaseTableResource SparkResource "
-    "WorkerMetricsTableResource",
+    "orchestration.resources": "AwsResource CoordinatorStateTableResource LeaseTableResource "
+    "SparkResource WorkerMetricsTableResource",
     "spark.data_source.source": "KinesisDataSource",
     "spark.foreach": "BatchIdentity ForeachBatchSink",
     "spark.session": "build_session",

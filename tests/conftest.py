@@ -44,7 +44,7 @@ SHARED = {
     "tests/docs/test_readme_example.py": "spark",
     "tests/guides/test_snippets.py": "spark",
     "tests/installation/test_private_interfaces.py": "spark",
-    "tests/resources/test_dagster_libraries.py": "spark",
+    "tests/orchestration/resources/test_dagster_libraries.py": "spark",
     "tests/spark/": "spark",
 }
 """Files and folders whose tests share a fixture that is slow to start."""

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from dagster import AssetKey, Definitions
     from pyspark.sql import DataFrame
 
-    from kcl_pipeline.assets.limits import CheckLimits
-    from kcl_pipeline.resources import AwsResource, SparkSource
+    from kcl_pipeline.orchestration.assets.limits import CheckLimits
+    from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
 
@@ -177,7 +177,7 @@ class KinesisPipeline:
             SettingsError: An argument is wrong.
         """
         # Dagster is loaded only where it is used
-        from kcl_pipeline.definitions import build_definitions  # noqa: PLC0415
+        from kcl_pipeline.orchestration.definitions import build_definitions  # noqa: PLC0415
 
         return build_definitions(
             self,

@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[2]
 VIOLATIONS = {
     "layers": ("kcl_pipeline.leases.lease.values", "kcl_pipeline.kinesis.client"),
     "cycles": ("kcl_pipeline.delta.files", "kcl_pipeline.delta.sink"),
-    "entry_points": ("kcl_pipeline.sensors.leader", "kcl_pipeline.pipeline"),
     "dagster": ("kcl_pipeline.worker.worker", "dagster"),
-    "dagster_order": ("kcl_pipeline.resources.aws", "kcl_pipeline.assets.names"),
-    "dagster_control_plane": ("kcl_pipeline.worker.worker", "kcl_pipeline.resources.aws"),
+    "dagster_order": (
+        "kcl_pipeline.orchestration.resources.aws",
+        "kcl_pipeline.orchestration.assets.names",
+    ),
     "pyspark": ("kcl_pipeline.delta.sink", "pyspark"),
     "local": ("kcl_pipeline.worker.worker", "kcl_pipeline.testing.clock"),
     "testing": ("kcl_pipeline.testing.clock", "pytest"),

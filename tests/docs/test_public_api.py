@@ -13,8 +13,8 @@ import pytest
 
 import kcl_pipeline
 from kcl_pipeline import errors, events
-from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.pipeline import KinesisPipeline
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline import events
-from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import Event, Measurement
+from kcl_pipeline.orchestration.definitions import build_definitions
 from tests.support.dagster_fakes import FakePipeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "checks-and-events.md"

@@ -10,24 +10,24 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
-from kcl_pipeline.assets.checks import definitions as checks_module
-from kcl_pipeline.assets.checks.leadership import LEADER
-from kcl_pipeline.assets.checks.worker_runs import WORKERS
-from kcl_pipeline.assets.contract import DagsterOptions
-from kcl_pipeline.assets.limits import CheckLimits
-from kcl_pipeline.assets.names import Names, python_name, stream_name, worker_id_of
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
-from kcl_pipeline.resources import (
+from kcl_pipeline.orchestration.assets.checks import definitions as checks_module
+from kcl_pipeline.orchestration.assets.checks.leadership import LEADER
+from kcl_pipeline.orchestration.assets.checks.worker_runs import WORKERS
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
+from kcl_pipeline.orchestration.assets.limits import CheckLimits
+from kcl_pipeline.orchestration.assets.names import Names, python_name, stream_name, worker_id_of
+from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.resources import (
     AwsResource,
     CoordinatorStateTableResource,
     LeaseTableResource,
     WorkerMetricsTableResource,
 )
-from kcl_pipeline.sensors.reports.application import Cadence, asset_events
-from kcl_pipeline.sensors.reports.fleet_view import FleetView
+from kcl_pipeline.orchestration.sensors.reports.application import Cadence, asset_events
+from kcl_pipeline.orchestration.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel

@@ -5,12 +5,12 @@ look.
 import dagster as dg
 import pytest
 
-from kcl_pipeline.assets.names import Names
-from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.local.server import EmbeddedAws
+from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.pipeline import Fleet, KinesisPipeline
-from kcl_pipeline.resources import AwsResource
 
 pytestmark = pytest.mark.processes
 RECORDS = 3_000

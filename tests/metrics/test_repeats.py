@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline import events as ev
 from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.metrics.repeats import MAX_REMEMBERED, RepeatFilter
-from kcl_pipeline.ops.reporting import RunEvents
+from kcl_pipeline.orchestration.ops.reporting import RunEvents
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.worker_world import World, numbered
 

@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import SessionOptions
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.resources import AwsResource
+from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.settings_errors import is_secret, shown, without_secrets
 from kcl_pipeline.spark.foreach import ForeachBatchSink
 

@@ -13,7 +13,7 @@ from kcl_pipeline import (
     StreamSelector,
 )
 from kcl_pipeline.config import StreamSettings
-from kcl_pipeline.resources import AwsResource, LeaseTableResource
+from kcl_pipeline.orchestration.resources import AwsResource, LeaseTableResource
 from kcl_pipeline.shards import StreamId
 
 SINK = DeltaSink("lake/x")

@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.names import REFUSED_TAG
-from kcl_pipeline.assets.pipeline_version import pipeline_version
-from kcl_pipeline.assets.runs.runs import ACTIVE
 from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.orchestration.assets.names import REFUSED_TAG
+from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
+from kcl_pipeline.orchestration.assets.runs.runs import ACTIVE
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, worker
 from tests.support.sensor_stage import Stage
 

@@ -1,0 +1,4 @@
+"""The Dagster layer: definitions, assets, checks, jobs, leader sensor, resources and component.
+
+The only package that imports dagster.
+"""

@@ -1,0 +1,235 @@
+"""Derive the names that Dagster shows or stores from a pipeline.
+
+These are asset keys, job and sensor names, resource keys, run tags and worker ids.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster import AssetKey
+
+from kcl_pipeline.arguments import check_texts
+from kcl_pipeline.orchestration.assets.contract import PipelineLike
+from kcl_pipeline.settings_errors import wrong
+
+APPLICATION_TAG = "kcl/application"
+MODE_TAG = "kcl/mode"
+WORKER_TAG = "kcl/worker"
+LAG_TAG = "kcl/lag_millis"
+LAG_AT_TAG = "kcl/lag_reported_at"
+DRAINED_TAG = "kcl/drained_at"
+"""When a drain had all records in the table that it found, and no other worker held a lease."""
+STALLED_TAG = "kcl/stalled_shards"
+PAUSED_TAG = "kcl/paused_shards"
+REPLAY_TAG = "kcl/replay"
+VERSION_TAG = "kcl/version"
+REFUSED_TAG = "kcl/refused"
+"""Why the sensor has ended a worker of a new version. No other worker of the version follows."""
+REPOSITORY_TAG = ".dagster/repository"
+"""Dagster sets it on a run of the Dagster UI: `<repository>@<code location>`."""
+LOCATION_TAG = "dagster/code_location"
+"""Dagster sets it on a run of a sensor: the code location."""
+CONTINUOUS = "continuous"
+DRAIN = "drain"
+MAX_RETRIES_TAG = "dagster/max_retries"
+MAX_RUNTIME_TAG = "dagster/max_runtime"
+UNLIMITED = "0"
+"""The maximum runtime that Dagster's run monitoring never applies."""
+
+_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
+_INVALID_IN_KEY = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+def python_name(text: str) -> str:
+    """Replace every character that Dagster does not allow in a name by an underscore."""
+    name = _INVALID_CHARACTER.sub("_", text)
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+def stream_name(name_or_arn: str) -> str:
+    """The name of a stream that is given by name or ARN."""
+    return name_or_arn.rsplit("/", 1)[-1] if name_or_arn.startswith("arn:") else name_or_arn
+
+
+def stream_keys(streams: Iterable[str]) -> dict[str, AssetKey]:
+    """The asset keys of the streams of one pipeline, by name or ARN.
+
+    All pipelines that read a stream share its asset, so that Dagster draws one lineage. The key has
+    the account, too, if an earlier stream has the same name.
+    """
+    keys: dict[str, AssetKey] = {}
+    for one in streams:
+        key = AssetKey(["kinesis", stream_name(one)])
+        if key in keys.values() and one not in keys:
+            key = AssetKey(["kinesis", _account_of(one) or "other", stream_name(one)])
+        keys.setdefault(one, key)
+    return keys
+
+
+def _account_of(name_or_arn: str) -> str | None:
+    parts = name_or_arn.split(":")
+    return parts[4] if name_or_arn.startswith("arn:") and len(parts) > 4 else None  # noqa: PLR2004
+
+
+def partition_key(key: AssetKey) -> str:
+    """The partition of a stream with this asset key in the asset of the streams."""
+    # Dagster does not allow three full stops.
+    return ".".join(key.path[1:]).replace("...", "_")
+
+
+def is_lease_stream(name_or_arn: str, serialized: str, others: Iterable[str]) -> bool:
+    """Whether the stream of a lease (`account:name:epoch`) is the one with this name or ARN.
+
+    A name without an account is not a stream that `others` has by its ARN.
+    """
+    account, _, rest = serialized.partition(":")
+    if rest.rpartition(":")[0] != stream_name(name_or_arn):
+        return False
+    own = _account_of(name_or_arn)
+    if own is not None:
+        return own == account
+    name = stream_name(name_or_arn)
+    return account not in {_account_of(one) for one in others if stream_name(one) == name}
+
+
+def table_uri(sink: object) -> str | None:
+    """The address of the sink's table; None for a sink that is not a table."""
+    uri = getattr(sink, "uri", None)
+    return str(uri) if uri else None
+
+
+def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
+    """The worker id of a run.
+
+    The worker group (the part before the first separator) is the application. The rest is unique
+    per run.
+    """
+    return f"{application.replace(separator, '_')}{separator}{run_id[:8]}"
+
+
+def output_key(given: AssetKey | Sequence[str] | str | None) -> AssetKey | None:
+    """The asset key that a user gave for the output.
+
+    Raises:
+        SettingsError: It is not a key, or Dagster does not allow its characters.
+    """
+    if given is None:
+        return None
+    parts = given.path if isinstance(given, AssetKey) else given
+    if isinstance(parts, str):
+        parts = parts.split("/")
+    advice = "Write ['lake', 'orders'], 'lake/orders' or an AssetKey"
+    check_texts("output_asset_key", parts, advice)
+    if not parts or any(_INVALID_IN_KEY.search(part) for part in parts):
+        raise wrong(
+            "output_asset_key",
+            "/".join(parts),
+            "is not an asset key of the characters A-Z a-z 0-9 _ . -",
+            advice,
+        )
+    return AssetKey(list(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """All names of one pipeline.
+
+    Resource keys contain the pipeline's name, so that one code location can have several pipelines.
+
+    Attributes:
+        application: The application.
+        prefix: The application as a Python name.
+        streams: Names or ARNs of the streams in the settings.
+        streams_keys: Asset keys of these streams.
+        selects_streams: Whether the streams are selected at run time.
+        selected_streams: Asset key of the streams that are selected at run time, one partition per
+            stream.
+        stream_partitions: Name of the dynamic partitions of `selected_streams`.
+        output: Asset key of the output.
+        lease_table: Asset key of the lease table.
+        worker_metrics_table: Asset key of the worker-metrics table.
+        coordinator_state_table: Asset key of the coordinator-state table.
+        consume_job: Name of the job whose runs are workers.
+        maintenance_job: Name of the job that compacts and vacuums the output.
+        leader_sensor: Name of the leader sensor.
+        aws: Resource key of the AWS session.
+        spark: Resource key of the Spark session.
+        leases_resource: Resource key of the lease table.
+        workers_resource: Resource key of the worker-metrics table.
+        coordinator_resource: Resource key of the coordinator-state table.
+    """
+
+    application: str
+    prefix: str
+    streams: tuple[str, ...]
+    streams_keys: tuple[AssetKey, ...]
+    selects_streams: bool
+    selected_streams: AssetKey
+    stream_partitions: str
+    output: AssetKey
+    lease_table: AssetKey
+    worker_metrics_table: AssetKey
+    coordinator_state_table: AssetKey
+    consume_job: str
+    maintenance_job: str
+    leader_sensor: str
+    aws: str
+    spark: str
+    leases_resource: str
+    workers_resource: str
+    coordinator_resource: str
+
+    @classmethod
+    def of(cls, pipeline: PipelineLike, output: AssetKey | None = None) -> "Names":
+        """Derive the names.
+
+        Args:
+            pipeline: The pipeline.
+            output: Asset key of the output. None: the application and the last part of the
+                table's address, with underscores for characters that Dagster does not allow.
+        """
+        name, prefix, settings = pipeline.name, python_name(pipeline.name), pipeline.settings
+        if output is None:
+            uri = table_uri(pipeline.sink) or "output"
+            folder = uri.rstrip("/").rsplit("/", 1)[-1]
+            output = AssetKey([name, _INVALID_IN_KEY.sub("_", folder) or "output"])
+        return cls(
+            application=name,
+            prefix=prefix,
+            streams=tuple(settings.streams),
+            streams_keys=tuple(stream_keys(settings.streams).values()),
+            selects_streams=settings.selects_streams,
+            selected_streams=AssetKey([name, "streams"]),
+            stream_partitions=f"{prefix}_streams",
+            output=output,
+            lease_table=AssetKey([name, "lease_table"]),
+            worker_metrics_table=AssetKey([name, "worker_metrics_table"]),
+            coordinator_state_table=AssetKey([name, "coordinator_state_table"]),
+            consume_job=f"{prefix}_consume",
+            maintenance_job=f"{prefix}_maintenance",
+            leader_sensor=f"{prefix}_leader",
+            aws=f"{prefix}_aws",
+            spark=f"{prefix}_spark",
+            leases_resource=f"{prefix}_lease_table",
+            workers_resource=f"{prefix}_worker_metrics_table",
+            coordinator_resource=f"{prefix}_coordinator_state_table",
+        )
+
+    @property
+    def worker_run_tags(self) -> dict[str, str]:
+        """Tags of the runs of continuous workers.
+
+        The sensor replaces failed workers, so Dagster must not retry them. Run monitoring must not
+        terminate them, also if `run_monitoring.max_runtime_seconds` is set.
+        """
+        return {
+            APPLICATION_TAG: self.application,
+            MODE_TAG: CONTINUOUS,
+            MAX_RETRIES_TAG: "0",
+            MAX_RUNTIME_TAG: UNLIMITED,
+        }
+
+    def operator_job(self, operation: str) -> str:
+        """Name of the job of an operator, such as `pause`."""
+        return f"{self.prefix}_{operation}"

@@ -1,0 +1,180 @@
+"""Convert a worker's counters to Dagster metadata.
+
+Dagster plots numbers. Only values that add up over periods and runs are numbers. A value of one
+worker or one moment is text or a table, because several workers materialize the same asset and
+their values would alternate in the plot.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import dagster as dg
+
+from kcl_pipeline.delta.errors import first_line
+from kcl_pipeline.orchestration.assets.names import table_uri
+from kcl_pipeline.text import counted
+from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+_log = logging.getLogger(__name__)
+
+MAX_ROWS: Final = 50
+ADDITIVE: Final = (
+    "records",
+    "bytes",
+    "rows_written",
+    "batches",
+    "dead_letters",
+    "refused_batches",
+    "handoffs",
+)
+"""The counters of a worker that add up over periods and workers."""
+
+
+def known(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata without values that are None."""
+    return {name: value for name, value in metadata.items() if value is not None}
+
+
+def lag_text(millis: int | None) -> str:
+    """A lag as text."""
+    return "unknown" if millis is None else f"{millis / 1000:.1f} s"
+
+
+def table_of(
+    rows: list[dict[str, Any]], most: int = MAX_ROWS
+) -> dg.TableMetadataValue | dg.TextMetadataValue:
+    """Convert the first rows to a metadata table, or to the text "none" without rows.
+
+    Values are strings and numbers; None becomes an empty cell.
+    """
+    if not rows:
+        return dg.MetadataValue.text("none")
+    records = [
+        dg.TableRecord({key: "" if value is None else value for key, value in row.items()})
+        for row in rows[:most]
+    ]
+    columns = [dg.TableColumn(name, _type_of(rows, name)) for name in rows[0]]
+    return dg.MetadataValue.table(records, dg.TableSchema(columns))
+
+
+def _type_of(rows: list[dict[str, Any]], name: str) -> str:
+    values = [row[name] for row in rows]
+    if all(isinstance(v, int) for v in values):
+        return "int"
+    return "float" if all(isinstance(v, int | float) for v in values) else "string"
+
+
+def _shards(progress: WorkerProgress) -> dg.TableMetadataValue | dg.TextMetadataValue:
+    keys = sorted({*progress.leases, *progress.positions, *progress.stalled, *progress.paused})
+    return table_of(
+        [
+            {
+                "lease": key,
+                "position": progress.positions.get(key),
+                "behind": lag_text(progress.millis_behind_latest.get(key)),
+                "stalled": progress.stalled.get(key),
+                "paused": progress.paused.get(key),
+            }
+            for key in keys
+        ]
+    )
+
+
+def table_rows(sink: Any) -> int | None:
+    """Number of rows in the sink's table, from the statistics in its log.
+
+    None for a sink that is not a table, and for a table that cannot be read now.
+    """
+    uri = table_uri(sink)
+    if uri is None:
+        return None
+    # deltalake starts threads when it is loaded: load it only in the process that uses it.
+    from deltalake import DeltaTable  # noqa: PLC0415
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+    options = dict(getattr(sink, "storage_options", {}))
+    try:
+        return DeltaTable(uri, storage_options=options).count()
+    except (DeltaError, OSError, ValueError) as error:
+        _log.warning("cannot count the rows of the output table: %s", first_line(error, options))
+        return None
+
+
+def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
+    """Metadata of one reporting period of one worker."""
+    p50, p99 = progress.put_to_commit_millis_p50, progress.put_to_commit_millis_p99
+    metadata = {
+        "records": progress.records,
+        "bytes": progress.bytes,
+        "rows": progress.rows_written,
+        "batches": progress.batches,
+        "dead_letters": progress.dead_letters,
+        "refused_batches": progress.refused_batches,
+        "handoffs": progress.handoffs,
+        "worker": dg.MetadataValue.text(progress.worker_id),
+        "period": dg.MetadataValue.text(f"{progress.seconds:.1f} s"),
+        "lag": dg.MetadataValue.text(
+            lag_text(progress.lag_millis)
+            + (
+                f" (of {len(progress.lag_unknown)} shards not known yet)"
+                if progress.lag_unknown
+                else ""
+            )
+        ),
+        "paused_shards": len(progress.paused),
+        "shards": _shards(progress),
+        "table_version": _text(progress.table_version),
+        "put_to_commit": None
+        if p50 is None or p99 is None
+        else dg.MetadataValue.text(f"p50 {p50:.0f} ms, p99 {p99:.0f} ms"),
+    }
+    return known(metadata)
+
+
+def _text(value: object) -> dg.TextMetadataValue | None:
+    return None if value is None else dg.MetadataValue.text(str(value))
+
+
+def final_metadata(
+    summary: WorkerSummary, reported: Mapping[str, int] | None, last: WorkerProgress | None
+) -> dict[str, Any]:
+    """Metadata of a worker that has stopped.
+
+    Numbers cover the time after the last report, so that they add up with earlier reports. The
+    totals of the whole run are text; `run_records` and `run_handoffs` are also numbers, one per
+    run.
+
+    Args:
+        summary: The summary.
+        reported: The counters in earlier reports of this run. None: the sensor reports them.
+        last: The last report.
+    """
+    total = summary.total
+    positions = total.positions or (last.positions if last else {})
+    version = (
+        total.table_version
+        if total.table_version is not None
+        else (last.table_version if last else None)
+    )
+    metadata = {
+        "rows" if name == "rows_written" else name: getattr(total, name) - count
+        for name, count in (reported or {}).items()
+    } | {
+        "run_records": total.records,
+        "run_handoffs": total.handoffs,
+        "worker": dg.MetadataValue.text(total.worker_id),
+        "stopped": dg.MetadataValue.text(str(summary.reason)),
+        "whole_run": dg.MetadataValue.text(
+            f"{counted(total.records, 'record')}, {counted(total.bytes, 'byte')}, "
+            f"{counted(total.rows_written, 'row')}, {counted(total.batches, 'batch', 'batches')}, "
+            f"{counted(total.dead_letters, 'dead letter')}, {counted(total.handoffs, 'handoff')} "
+            f"in {total.seconds:.0f} s"
+        ),
+        "positions": table_of(
+            [{"lease": key, "position": positions[key]} for key in sorted(positions)]
+        ),
+        "left_to_others": _text(summary.elsewhere_sentence),
+        "table_version": _text(version),
+    }
+    return known(metadata)

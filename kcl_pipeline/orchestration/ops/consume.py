@@ -1,0 +1,235 @@
+"""Run one KCL worker for as long as a Dagster run lasts: the body of the output asset.
+
+Signal handlers only set a flag, because an interrupt that is raised inside a Spark call breaks the
+session, and the worker could not stop cleanly. A termination from the Dagster UI, SIGTERM and
+Ctrl-C all have the same effect: the worker finishes or abandons its batch, checkpoints, releases
+its leases, and the run ends.
+"""
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import dagster as dg
+
+from kcl_pipeline.aws import AwsClients
+from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.errors import ApplicationPausedError
+from kcl_pipeline.metrics.exporters import fan_out
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions, Mode, PipelineLike
+from kcl_pipeline.orchestration.assets.names import (
+    APPLICATION_TAG,
+    CONTINUOUS,
+    MODE_TAG,
+    REFUSED_TAG,
+    WORKER_TAG,
+    Names,
+    worker_id_of,
+)
+from kcl_pipeline.orchestration.assets.runs.metadata import final_metadata
+from kcl_pipeline.orchestration.ops.hangs import HangReporter
+from kcl_pipeline.orchestration.ops.reporting import RunEvents, RunReporter
+from kcl_pipeline.orchestration.resources import SparkSource
+from kcl_pipeline.orchestration.resources.spark import open_session
+from kcl_pipeline.signals import stop_on_signals
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+
+ORPHAN_POLL_SECONDS: Final = 1.0
+CONTINUOUS_LEADER_PATIENCE_SECONDS: Final = 20.0
+"""A continuous worker waits this long before it leads, so that the sensor can take the lock."""
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def stop_when_orphaned(stop: StopSignal, clock: Clock, *, enabled: bool) -> Iterator[None]:
+    """Set `stop` when the parent process has ended.
+
+    With Dagster's multiprocess executor, the step of a killed run keeps running otherwise.
+    """
+    if not enabled or multiprocessing.parent_process() is None:
+        yield
+        return
+    parent = os.getppid()
+    finished = clock.signal()
+
+    def watch() -> None:
+        while not finished.wait(ORPHAN_POLL_SECONDS):
+            if os.getppid() != parent:
+                _log.warning("stopping the worker: the process of its run has ended")
+                stop.set()
+                return
+
+    thread = threading.Thread(target=watch, name="orphan-guard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join(5 * ORPHAN_POLL_SECONDS)
+
+
+def in_run_process(context: dg.AssetExecutionContext) -> bool:
+    """Whether the step runs in the process of the run (in-process executor).
+
+    Such a step cannot outlive its run.
+    """
+    return context.op_execution_context.job_def.executor_def.name in (
+        "in_process",
+        "execute_in_process",
+    )
+
+
+def consume_shards(
+    context: dg.AssetExecutionContext,
+    pipeline: PipelineLike,
+    options: DagsterOptions,
+    mode: Mode,
+    *,
+    spark: SparkSource,
+    clients: AwsClients,
+) -> dg.MaterializeResult[None] | None:
+    """Run one worker until it is drained or stopped.
+
+    Args:
+        context: The run's context.
+        pipeline: The application.
+        options: Reporting intervals and thresholds.
+        mode: `drain` or `continuous`.
+        spark: The resource with the Spark session.
+        clients: The boto3 clients.
+
+    Returns:
+        The last materialization, if the worker drained (also at the leader's request). None: a
+        continuous worker committed nothing.
+
+    Raises:
+        dagster.DagsterExecutionInterruptedError: A signal stopped the worker. The run ends as
+            CANCELED.
+        dagster.Failure: The run was closed, its process has ended, or a pause refuses a drain.
+        Exception: Errors of the worker, after it has released its leases.
+    """
+    clock = SystemClock()
+    run_id = context.run.run_id
+    worker_id = worker_id_of(pipeline.name, run_id, pipeline.settings.worker.worker_group_separator)
+    context.instance.add_run_tags(
+        run_id, {APPLICATION_TAG: pipeline.name, MODE_TAG: mode, WORKER_TAG: worker_id}
+    )
+    stop = clock.signal()
+    events = RunEvents()
+    hangs = HangReporter(context, Names.of(pipeline), clock)
+    period, is_continuous = options.progress_seconds, mode == CONTINUOUS
+    reporter = RunReporter(
+        context, events, stop, clock, pipeline, options, continuous=is_continuous
+    )
+    with (
+        stop_on_signals(stop) as signals,
+        stop_when_orphaned(stop, clock, enabled=not in_run_process(context)),
+    ):
+        try:
+            worker = pipeline.build_worker(
+                worker_id,
+                session_factory=signals.reinstalled_after(lambda: open_session(spark)),
+                clients=clients,
+                clock=clock,
+                events=fan_out(events, hangs),
+                stop=stop,
+                run_id=run_id,
+                leads=True,
+                leader_patience_seconds=CONTINUOUS_LEADER_PATIENCE_SECONDS
+                if is_continuous
+                else 0.0,
+            )
+            context.log.info("starting worker %s of %s in mode %s", worker_id, pipeline.name, mode)
+            summary = worker.run(stop, mode=mode, on_progress=reporter, progress_seconds=period)
+        except StoppedWhileRetryingError as error:
+            raise _stopped(interrupted=signals.received) from error
+        except ApplicationPausedError as error:
+            return _not_started(context, error, mode)
+        finally:
+            hangs.finish()
+            reporter.flush_events()
+        return _end(context, summary, reporter, mode, interrupted=signals.received)
+
+
+def _refused(context: dg.AssetExecutionContext) -> str | None:
+    """Why the leader sensor refuses the version of this worker. None: it does not."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return None if run is None else run.tags.get(REFUSED_TAG)
+
+
+def _not_started(
+    context: dg.AssetExecutionContext, error: ApplicationPausedError, mode: Mode
+) -> dg.MaterializeResult[None] | None:
+    """End a run that the sensor started at the moment of a pause; fail a drain."""
+    if mode != CONTINUOUS:
+        raise dg.Failure(str(error), allow_retries=False) from error
+    context.log.warning("%s", error)
+    return None
+
+
+def _stopped(*, interrupted: bool) -> BaseException:
+    """The error that ends the run of a worker that was stopped and has released its leases."""
+    if interrupted:
+        return dg.DagsterExecutionInterruptedError(
+            "a signal stopped the worker; it has released its leases"
+        )
+    return dg.Failure(
+        "the worker stopped because its run was closed in Dagster, or the run's process ended",
+        allow_retries=False,
+    )
+
+
+def _end(
+    context: dg.AssetExecutionContext,
+    summary: WorkerSummary,
+    reporter: RunReporter,
+    mode: Mode,
+    *,
+    interrupted: bool,
+) -> dg.MaterializeResult[None] | None:
+    total = summary.total
+    context.log.info(
+        "worker %s stopped (%s) after %d records in %d batches",
+        total.worker_id,
+        summary.reason,
+        total.records,
+        total.batches,
+    )
+    if summary.elsewhere_sentence is not None:
+        context.log.info(summary.elsewhere_sentence)
+    if summary.reason is StopReason.DRAINED:
+        reporter.report_drained(is_alone=not summary.elsewhere)
+    ended = summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED) or (
+        summary.reason is StopReason.APPLICATION_PAUSED and mode == CONTINUOUS
+    )
+    # A drain that succeeds materializes the output even if there was nothing to read.
+    if not total.batches and not (ended and mode != CONTINUOUS):
+        metadata = None
+    else:
+        metadata = (
+            final_metadata(
+                summary, None if mode == CONTINUOUS else reporter.reported, reporter.last
+            )
+            | reporter.dead_letter_table(total.dead_letters)
+            | reporter.row_count()
+        )
+    refused = _refused(context) if summary.reason is StopReason.DRAIN_REQUESTED else None
+    if ended and refused is None:
+        return None if metadata is None else dg.MaterializeResult(metadata=metadata)
+    if metadata is not None:
+        context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
+    if refused is not None:
+        raise dg.Failure(f"the leader sensor has ended this worker: {refused}", allow_retries=False)
+    if summary.reason is StopReason.STOPPED:
+        raise _stopped(interrupted=interrupted)
+    if summary.reason is StopReason.APPLICATION_PAUSED:
+        raise dg.Failure(
+            "the application was paused before all records were read", allow_retries=False
+        )
+    raise dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)

@@ -1,0 +1,409 @@
+"""Run the leader sensor: each tick leads the application, scales workers and reconciles runs.
+
+The application does not depend on the sensor: without ticks, a standby leader in a worker leads.
+Everything that a tick does is idempotent. "Preview tick result" in the Dagster UI executes the
+tick, and a tick that timed out keeps running while the next one starts.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+from uuid import uuid4
+
+import dagster as dg
+
+from kcl_pipeline.batch import dead_letter_address
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.errors import (
+    NotFoundError,
+    ThrottledError,
+    UnavailableError,
+    UnreadableRowError,
+)
+from kcl_pipeline.events import Event
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.tables import WorkerListing
+from kcl_pipeline.metrics.exporters import level_of, text_of
+from kcl_pipeline.orchestration.assets.access import PipelineResources
+from kcl_pipeline.orchestration.assets.checks.definitions import all_streams
+from kcl_pipeline.orchestration.assets.checks.history import (
+    ReportPoint,
+    kept_seconds,
+    point_of,
+    recorded_points,
+)
+from kcl_pipeline.orchestration.assets.checks.worker_runs import running_workers, workers_running
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.orchestration.assets.names import REFUSED_TAG, VERSION_TAG, Names
+from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
+from kcl_pipeline.orchestration.assets.runs.runs import RunView, active_runs, silence_limit_seconds
+from kcl_pipeline.orchestration.sensors.expiry_wait import run_cycles
+from kcl_pipeline.orchestration.sensors.observe import TickState, observe_fleet
+from kcl_pipeline.orchestration.sensors.reports.application import (
+    SHORTEST_GAP_SECONDS,
+    asset_events,
+    check_events,
+)
+from kcl_pipeline.orchestration.sensors.reports.output import output_events
+from kcl_pipeline.orchestration.sensors.reports.streams import partition_requests
+from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
+    AutoscalerMemory,
+    ScalingDecision,
+    open_shards,
+)
+from kcl_pipeline.orchestration.sensors.scaling.load import Load
+from kcl_pipeline.orchestration.sensors.scaling.observation import Scaling, scale
+from kcl_pipeline.orchestration.sensors.scaling.reconcile import (
+    apply_findings,
+    cancel_queued,
+    find_mismatches,
+)
+from kcl_pipeline.orchestration.sensors.sentence import cursor_text, leading_text, runs_text
+
+INTERVAL_SECONDS: Final = 4
+"""Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
+TICK_GIVE_UP_SECONDS: Final = 120.0
+DEPLOYMENT_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
+"""Dagster+ sets it in the processes of a deployment."""
+
+
+def owner_name(context: dg.SensorEvaluationContext, names: Names) -> str:
+    """Lock owner of this sensor: `dagster/<instance>/<location>/<sensor>`.
+
+    It is the same after a reload or restart, and differs between Dagster instances and code
+    locations. Dagster+ has no id of an instance; there the name of the deployment takes its place.
+    """
+    storage = getattr(context.instance.run_storage, "get_run_storage_id", None)
+    instance = storage()[:8] if storage else os.environ.get(DEPLOYMENT_VARIABLE, "instance")
+    location = (
+        context.code_location_origin.location_name
+        if context.code_location_origin
+        else context.repository_name or "location"
+    )
+    return f"dagster/{instance}/{location}/{names.leader_sensor}"
+
+
+class LeaderTick:
+    """The sensor's evaluation function.
+
+    One object per sensor definition. It lives until the code server reloads.
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineLike,
+        names: Names,
+        options: DagsterOptions,
+        worker_config: dict[str, Any],
+        clock: Clock | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._settings = pipeline.settings
+        self._separator = pipeline.settings.worker.worker_group_separator
+        self._names = names
+        self._options = options
+        self._version = pipeline_version(pipeline)
+        self._worker_config = worker_config
+        self._clock = clock or SystemClock()
+        failover_millis = pipeline.settings.lease.failover_time_millis
+        self._cycle_seconds = (failover_millis / 1000, options.tick_deadline_seconds)
+        self._state: TickState | None = None
+
+    def _begin_tick(self, owner: str, clients: Any) -> TickState | None:
+        now = self._clock.monotonic()
+        state = self._state
+        started = None if state is None else state.tick_started
+        if state is None or (started is not None and now - started > TICK_GIVE_UP_SECONDS):
+            recent_events: deque[str] = deque(maxlen=50)
+            cycle = self._pipeline.build_leader(
+                owner,
+                resume_own_name=True,
+                clients=clients,
+                clock=self._clock,
+                events=_recorder(recent_events),
+            )
+            rejected = RejectedRows(_recorder(recent_events))
+            state = self._state = TickState(cycle, recent_events, rejected)
+        return state if state.begin_tick(now) else None
+
+    def __call__(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        """Run one tick.
+
+        Raises:
+            KclError: Settings, permissions or the table layout must be corrected. Other
+                errors are logged, and the next tick tries again.
+        """
+        clients = PipelineResources(self._names, context).aws.clients(self._settings)
+        state = self._begin_tick(owner_name(context, self._names), clients)
+        if state is None:
+            return dg.SensorResult(
+                skip_reason="the previous tick is still running", cursor=context.cursor
+            )
+        try:
+            return self._tick(context, state)
+        finally:
+            state.tick_started = None
+
+    def _tick(self, context: dg.SensorEvaluationContext, state: TickState) -> dg.SensorResult:
+        report, problem = self._lead(state)
+        pause = self._pause(context, report, state)
+        active = active_runs(context.instance, self._names.application, self._separator)
+        done: tuple[str, ...] = ()
+        events: list[Any] = []
+        partitions: list[Any] = []
+        try:
+            table = PipelineResources(self._names, context).workers
+            listing = table.scan_workers()
+            if not report.led:  # a leader has reported these rows
+                state.rejected.note_all(listing.bad_rows)
+            state.heartbeats.observe(
+                listing.workers, active, self._clock.monotonic(), unreadable=listing.bad_rows
+            )
+            state.totals.observe(
+                listing.workers,
+                self._clock.monotonic(),
+                [run.worker_id for run in active if not run.continuous],
+            )
+            done = apply_findings(
+                find_mismatches(state.heartbeats, active, silence_limit_seconds(self._settings)),
+                context.instance,
+                table,
+            )
+            if done:
+                active = active_runs(context.instance, self._names.application, self._separator)
+            streams = self._streams(context)
+            events = self._events(context, state, report, listing, active, streams)
+            partitions = self._partitions(context, streams)
+        except (NotFoundError, ThrottledError, UnavailableError) as error:
+            problem = problem or str(error)
+        events += self._leader_check(state, report, problem)
+        scaling = self._scale(context, state, active, pause)
+        decision = scaling.decision
+        events += check_events(
+            workers_running(scaling.problems, running_workers(active)),
+            self._names.worker_metrics_table,
+            state.cadence,
+            self._clock.monotonic(),
+        )
+        if scaling.refused is not None:  # before the drain: the run then ends as a failure
+            run_id, reason = scaling.refused
+            context.instance.add_run_tags(run_id, {REFUSED_TAG: reason})
+        cancel_queued(context.instance, decision.cancel)
+        for worker_id in decision.drain:
+            PipelineResources(self._names, context).workers.request_drain(worker_id)
+        told = state.recent_events
+        recent_events = [*(told.popleft() for _ in range(len(told))), *done]
+        if decision.start or decision.drain or decision.cancel:
+            recent_events.append("; ".join([decision.reason, *scaling.notes]))
+        if recent_events:
+            context.log.info("\n".join(recent_events))
+        state.leader.observe(report.lock_owner, self._clock.wall())
+        leading = leading_text(report, problem, state.leader)
+        sentence = f"{leading}; {runs_text(active, decision, scaling.notes)}"
+        if pause is not None:
+            sentence = f"{pause.sentence}; {sentence}"
+        requests = [self._request() for _ in range(decision.start)]
+        return dg.SensorResult(
+            run_requests=requests or None,
+            skip_reason=None if requests else sentence,
+            cursor=cursor_text(sentence, decision.memory),
+            asset_events=events,
+            dynamic_partitions_requests=partitions or None,
+        )
+
+    def _request(self) -> dg.RunRequest:
+        """The request of one worker run. Dagster never starts a second run with a used key."""
+        key = f"{self._names.application}-{uuid4().hex}"
+        tags = {**self._pipeline.workers.run_tags, **self._names.worker_run_tags}
+        tags[VERSION_TAG] = self._version
+        return dg.RunRequest(run_key=key, run_config=self._worker_config, tags=tags)
+
+    def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
+        try:
+            report = run_cycles(state.cycle, *self._cycle_seconds, self._clock)
+        except NotFoundError as error:
+            problem = f"waiting for the first worker, which creates the tables ({error})"
+            return CycleReport(led=False), problem
+        except (ThrottledError, UnavailableError) as error:
+            return CycleReport(led=False), str(error)
+        return report, report.error
+
+    def _leader_check(
+        self, state: TickState, report: CycleReport, problem: str | None
+    ) -> list[Any]:
+        now, limit = self._clock.monotonic(), self._options.check_limits.leader_absent_seconds
+        state.absence.observe(led=report.led, owner=report.lock_owner, problem=problem, now=now)
+        check = state.absence.health(report.lock_owner, now, limit)
+        return check_events(check, self._names.coordinator_state_table, state.cadence, now)
+
+    def _pause(
+        self, context: dg.SensorEvaluationContext, report: CycleReport, state: TickState
+    ) -> Pause | None:
+        """The pause of the application. While another process leads, it is read here."""
+        if report.led:
+            state.pause = report.pause
+            return state.pause
+        try:
+            state.pause = PipelineResources(self._names, context).coordinator.read_control().pause
+        except NotFoundError:
+            state.pause = None
+        except (ThrottledError, UnavailableError) as error:  # as at the last tick
+            context.log.warning("the pause cannot be read: %s", error)
+        return state.pause
+
+    def _streams(self, context: dg.SensorEvaluationContext) -> tuple[str, ...]:
+        """The streams of the settings and the other recorded ones."""
+        with suppress(UnreadableRowError):  # the leader reports it
+            table = PipelineResources(self._names, context).coordinator
+            return all_streams(self._settings, table)
+        return self._settings.streams
+
+    def _partitions(
+        self, context: dg.SensorEvaluationContext, streams: tuple[str, ...]
+    ) -> list[Any]:
+        if not self._names.selects_streams or not streams:
+            return []
+        existing = context.instance.get_dynamic_partitions(self._names.stream_partitions)
+        return partition_requests(self._names, streams, existing)
+
+    def _events(
+        self,
+        context: dg.SensorEvaluationContext,
+        state: TickState,
+        report: CycleReport,
+        rows: WorkerListing,
+        active: tuple[RunView, ...],
+        streams: tuple[str, ...],
+    ) -> list[Any]:
+        now = self._clock.monotonic()
+        resources = PipelineResources(self._names, context)
+        view = observe_fleet(
+            resources,
+            self._settings,
+            state,
+            report,
+            rows,
+            active,
+            streams,
+            clock=self._clock,
+            instance=context.instance,
+            lag_threshold_seconds=self._options.lag_threshold_seconds,
+        )
+        output = output_events(
+            state.totals,
+            self._names.output,
+            view.workers,
+            now=now,
+            wall_seconds=view.wall_seconds,
+            period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
+            dead_letter_table=dead_letter_address(self._pipeline.sink),
+            unowned=[age for key, age in view.ages.items() if key in view.waits],
+            idle=view.idle,
+        )
+        state.figures.observe(view)
+        state.open_shards = open_shards(view.leases)
+        state.load = Load.of(view.lag_millis, view.workers)
+        if output:
+            state.points = self._points(context.instance, output[0].metadata, view.wall_seconds)
+            view = replace(view, points=state.points)
+        # The report of the output comes first: its checks follow the materialization.
+        return [
+            *output,
+            *asset_events(
+                view,
+                self._names,
+                self._settings,
+                self._options,
+                state.cadence,
+                now,
+                state.figures,
+            ),
+        ]
+
+    def _points(
+        self, instance: dg.DagsterInstance, metadata: Mapping[str, Any], wall_seconds: float
+    ) -> tuple[ReportPoint, ...]:
+        """The reports of the output that Dagster has recorded, and the one of this tick."""
+        kept = kept_seconds(self._options.check_limits, self._options.progress_seconds)
+        recorded = recorded_points(instance, self._names.output, wall_seconds - kept)
+        return (*recorded, point_of(metadata, wall_seconds))
+
+    def _scale(
+        self,
+        context: dg.SensorEvaluationContext,
+        state: TickState,
+        active: tuple[RunView, ...],
+        pause: Pause | None,
+    ) -> Scaling:
+        memory = AutoscalerMemory.parse(context.cursor)
+        if pause is not None:  # the workers end by themselves, and none is started
+            return Scaling(ScalingDecision(memory=memory, reason="paused"))
+        return scale(
+            context.instance,
+            self._pipeline,
+            self._names,
+            self._options,
+            active,
+            memory,
+            state.heartbeats,
+            load=state.load,
+            shards=state.open_shards,
+            now=self._clock.wall(),
+            version=self._version,
+            location=context.code_location_origin.location_name
+            if context.code_location_origin
+            else None,
+        )
+
+
+def _recorder(recent_events: deque[str]) -> Callable[[Event], None]:
+    def record(event: Event) -> None:
+        if level_of(event) >= logging.INFO:
+            recent_events.append(text_of(event))
+
+    return record
+
+
+def build_leader_sensor(
+    pipeline: PipelineLike,
+    names: Names,
+    options: DagsterOptions,
+    job: Any,
+    worker_config: dict[str, Any],
+) -> dg.SensorDefinition:
+    """Build the sensor `<name>_leader`.
+
+    It is stopped by default (`options.leader_default_running`), because a running sensor starts
+    workers.
+    """
+    tick = LeaderTick(pipeline, names, options, worker_config)
+
+    @dg.sensor(
+        name=names.leader_sensor,
+        job=job,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING
+        if options.leader_default_running
+        else dg.DefaultSensorStatus.STOPPED,
+        required_resource_keys={
+            names.aws,
+            names.leases_resource,
+            names.workers_resource,
+            names.coordinator_resource,
+        },
+        description=(
+            f"Leader of {names.application}: finds shards, assigns leases, and keeps "
+            f"{pipeline.workers.min} to {pipeline.workers.max} workers running. "
+            "While the sensor is stopped, running workers continue, and one of them leads."
+        ),
+    )
+    def leader(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return tick(context)
+
+    return leader

@@ -1,0 +1,183 @@
+"""Reconcile Dagster's runs with the workers' heartbeats.
+
+Dagster's default launcher does not notice a dead worker after the code server that started it has
+ended. A run can also stay in CANCELING while its worker never received the signal. Both are
+detected with the monotonic clock of this process alone: a worker is alive if its row *changes*.
+The time in the row is not used.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from dagster import DagsterInstance, DagsterRunStatus
+
+from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.orchestration.assets.runs.runs import RunView
+
+MISSING_ROW_SECONDS: Final = 120.0
+"""How long a run may have no worker metrics row.
+
+A starting worker writes its row after its Spark session exists. A stopping worker deletes it.
+"""
+STUCK_CANCELING_SECONDS: Final = 30.0
+LONGEST_GAP_SECONDS: Final = 10.0
+
+Action = Literal["report_failed", "report_canceled", "request_drain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A run whose status does not match its worker, and the action that corrects it."""
+
+    run_id: str
+    worker_id: str
+    action: Action
+    reason: str
+
+
+@dataclass(slots=True)
+class Heartbeats:
+    """How long each worker's row has not changed. Can be built again at any time.
+
+    Only observed time counts: the time between two observations adds at most
+    `LONGEST_GAP_SECONDS`. During an outage of the table no worker can report. Afterwards every
+    worker has its full time again.
+
+    Attributes:
+        observed_at: Time of the last observation (monotonic seconds).
+        rows: By worker id, its row and for how many seconds it has not changed.
+        present: By worker id, for how many seconds its row has been observed.
+        absent: By run id, for how many seconds its worker has had no row.
+        canceling: By run id, for how many seconds it has been in CANCELING.
+    """
+
+    observed_at: float | None = None
+    rows: dict[str, tuple[WorkerMetrics | BadRow, float]] = field(default_factory=dict)
+    present: dict[str, float] = field(default_factory=dict)
+    absent: dict[str, float] = field(default_factory=dict)
+    canceling: dict[str, float] = field(default_factory=dict)
+
+    def observe(
+        self,
+        rows: Iterable[WorkerMetrics],
+        runs: Sequence[RunView],
+        now: float,
+        *,
+        unreadable: Iterable[BadRow] = (),
+    ) -> None:
+        """Add one observation of the table and of Dagster's runs at `now` (monotonic seconds).
+
+        A row that cannot be read shows in the same way whether its worker reports.
+        """
+        step = 0.0 if self.observed_at is None else min(now - self.observed_at, LONGEST_GAP_SECONDS)
+        self.observed_at = now
+        seen: dict[str, WorkerMetrics | BadRow] = {row.worker_id: row for row in rows}
+        seen |= {row.key: row for row in unreadable}
+        self.rows = {
+            worker_id: (
+                row,
+                before[1] + step
+                if (before := self.rows.get(worker_id)) and _same_heartbeat(before[0], row)
+                else 0.0,
+            )
+            for worker_id, row in seen.items()
+        }
+        self.present = {worker_id: self.present.get(worker_id, -step) + step for worker_id in seen}
+        started = [
+            r for r in runs if r.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+        ]
+        canceling = [r for r in started if r.status is DagsterRunStatus.CANCELING]
+        self.absent = {
+            r.run_id: self.absent.get(r.run_id, -step) + step
+            for r in started
+            if r.worker_id not in seen
+        }
+        self.canceling = {r.run_id: self.canceling.get(r.run_id, -step) + step for r in canceling}
+
+    def silent_seconds(self, worker_id: str) -> float | None:
+        """For how many seconds the row has not changed; None without a row."""
+        heartbeat = self.rows.get(worker_id)
+        return None if heartbeat is None else heartbeat[1]
+
+    def proven_seconds(self, worker_id: str, limit_seconds: float) -> float:
+        """For how many seconds a worker has been observed that has changed its row since.
+
+        0.0 if the row has never changed, or not within the limit.
+        """
+        silent, present = self.silent_seconds(worker_id), self.present.get(worker_id, 0.0)
+        return 0.0 if silent is None or silent >= min(present, limit_seconds) else present
+
+
+def _same_heartbeat(before: WorkerMetrics | BadRow, after: WorkerMetrics | BadRow) -> bool:
+    """Whether the worker wrote nothing in between. A drain request is written by others."""
+    if isinstance(before, BadRow) and isinstance(after, BadRow):
+        return before.heartbeat == after.heartbeat
+    if isinstance(before, BadRow) or isinstance(after, BadRow):
+        return False
+    return before.last_update_seconds == after.last_update_seconds and before.stats == after.stats
+
+
+def find_mismatches(
+    heartbeats: Heartbeats, runs: Sequence[RunView], limit_seconds: float
+) -> tuple[Finding, ...]:
+    """Find runs without a live worker, and runs in CANCELING whose worker keeps running."""
+    findings = []
+    for run in runs:
+        if run.status not in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
+            continue
+        canceling = run.status is DagsterRunStatus.CANCELING
+        silent = heartbeats.silent_seconds(run.worker_id)
+        action: Action = "report_canceled" if canceling else "report_failed"
+        if silent is not None and silent > limit_seconds:
+            reason = f"has not reported for {silent:.0f} s"
+        elif silent is None and heartbeats.absent.get(run.run_id, 0.0) > MISSING_ROW_SECONDS:
+            reason = f"has had no row for {MISSING_ROW_SECONDS:.0f} s"
+        elif (
+            silent is not None
+            and canceling
+            and heartbeats.canceling.get(run.run_id, 0.0) > STUCK_CANCELING_SECONDS
+        ):
+            action, reason = "request_drain", "keeps running while its run is being cancelled"
+        else:
+            continue
+        reason = f"worker {run.worker_id} {reason}"
+        findings.append(Finding(run.run_id, run.worker_id, action, reason))
+    return tuple(findings)
+
+
+def apply_findings(
+    findings: Sequence[Finding], instance: DagsterInstance, table: WorkerMetricsTable
+) -> tuple[str, ...]:
+    """Apply the findings and return a log line for each action taken.
+
+    A worker whose run is reported dead also receives a drain request. If it was only paused, it
+    must not continue without a run.
+    """
+    done = []
+    for finding in findings:
+        requested = table.request_drain(finding.worker_id)
+        if finding.action == "request_drain":
+            if requested:
+                done.append(f"{finding.reason}: requested a drain")
+            continue
+        run = instance.get_run_by_id(finding.run_id)
+        if run is None or run.is_finished:
+            continue
+        message = f"kcl_pipeline leader: {finding.reason}"
+        if finding.action == "report_canceled":
+            instance.report_run_canceled(run, message)
+        else:
+            instance.report_run_failed(run, message)
+        done.append(f"{finding.reason}: closed run {finding.run_id[:8]}")
+    return tuple(done)
+
+
+def cancel_queued(instance: DagsterInstance, run_ids: Iterable[str]) -> None:
+    """Cancel these runs, unless Dagster has taken them from its queue meanwhile."""
+    for run_id in run_ids:
+        run = instance.get_run_by_id(run_id)
+        if run is not None and run.status is DagsterRunStatus.QUEUED:
+            message = "kcl_pipeline leader: there are enough workers without this queued run"
+            instance.report_run_canceled(run, message)

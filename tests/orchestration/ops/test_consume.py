@@ -1,0 +1,393 @@
+"""The output asset: one worker per run, and how a run ends."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus as S
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
+from kcl_pipeline.orchestration.assets.checks.health import PAUSED_ADVICE
+from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.assets.runs.runs import RunView
+from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.ops.consume import RunEvents, stop_when_orphaned
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from tests.support.dagster_fakes import FakePipeline, FakeSink, drained, resources
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def definitions(pipeline: FakePipeline, session: Any = None) -> dg.Definitions:
+    """The pipeline's definitions with its resources replaced by fakes."""
+    defs = build_definitions(pipeline)
+    return dg.Definitions(
+        assets=defs.assets,
+        asset_checks=defs.asset_checks,
+        jobs=defs.jobs,
+        sensors=defs.sensors,
+        resources=resources(pipeline, session=session),
+    )
+
+
+def execute(
+    pipeline: FakePipeline, instance: dg.DagsterInstance, config: Any = None, session: Any = None
+) -> dg.ExecuteInProcessResult:
+    job = definitions(pipeline, session).resolve_job_def(Names.of(pipeline).consume_job)
+    return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+
+
+DRAIN = {"ops": {"orders_eu__per_minute": {"config": {"mode": "drain"}}}}
+
+
+def events_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetMaterialization]:
+    records = instance.get_records_for_run(
+        run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    ).records
+    return [r.asset_materialization for r in records]
+
+
+def stopped(worker_id: str, reason: StopReason = StopReason.STOPPED) -> WorkerSummary:
+    return WorkerSummary(reason, WorkerProgress(worker_id, 1.0))
+
+
+def test_dead_letters_are_linked_from_the_materialization(instance):
+    def script(stop, mode, on_progress, worker_id):
+        on_progress(WorkerProgress(worker_id, 60.0, records=10))
+        on_progress(WorkerProgress(worker_id, 60.0, records=10, dead_letters=3))
+        return WorkerSummary(StopReason.DRAINED, WorkerProgress(worker_id, 120.0, dead_letters=3))
+
+    sink = FakeSink()
+    sink.dead_letters = "/nowhere/lake/per_minute_dead_letters"
+    pipeline = FakePipeline(script=script, sink=sink)
+    job = definitions(pipeline).resolve_implicit_global_asset_job_def()
+    output = Names.of(pipeline).output
+    result = job.execute_in_process(instance=instance, asset_selection=[output])
+    links = [
+        event.metadata.get("dead_letter_table") for event in events_of(instance, result.run_id)
+    ]
+    assert links[0] is None
+    assert [link.value for link in links[1:]] == [sink.dead_letters] * 2
+    defined = build_definitions(pipeline).resolve_asset_graph().get(output).metadata
+    assert defined["dead_letters"].value == sink.dead_letters
+
+
+def test_materialize_drains_and_its_figures_add_up(instance):
+    pipeline = FakePipeline()
+    names = Names.of(pipeline)
+    defs = definitions(pipeline)
+    job = defs.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(instance=instance, asset_selection=[names.output])
+    assert result.success
+    first, last = events_of(instance, result.run_id)
+    assert (first.asset_key, first.metadata["records"].value, last.metadata["records"].value) == (
+        names.output,
+        10,
+        2,
+    )
+    assert (first.metadata["rows"].value, last.metadata["rows"].value) == (5, 1)
+    assert first.metadata["lag"].value == "1.5 s"
+    assert first.metadata["shards"].records[0].data == {
+        "lease": "s-0",
+        "position": "49",
+        "behind": "1.5 s",
+        "stalled": "",
+        "paused": "",
+    }
+    assert last.metadata["positions"].records[0].data["position"] == "50"
+    assert last.metadata["table_version"].value == "4"
+    (built,) = pipeline.built_workers
+    assert built["worker_id"] == f"orders_eu-{result.run_id[:8]}"
+    assert (built["run_id"], built["leads"], built["leader_patience_seconds"]) == (
+        result.run_id,
+        True,
+        0.0,
+    )
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert (tags["kcl/application"], tags["kcl/mode"], tags["kcl/worker"]) == (
+        "orders-eu",
+        "drain",
+        built["worker_id"],
+    )
+    assert tags["kcl/lag_millis"] == "0", "after a drain nothing is behind"
+    assert tags["kcl/stalled_shards"] == "0"
+
+
+def test_a_worker_with_a_stalled_shard_fails_the_check_beside_its_report(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        on_progress(
+            WorkerProgress(worker_id, 60.0, leases=("s-0", "s-1"), stalled={"s-1": "ending"})
+        )
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance, DRAIN)
+    assert instance.get_run_by_id(result.run_id).tags["kcl/stalled_shards"] == "1"
+    key = dg.AssetCheckKey(Names.of(pipeline).output, "lag_below_threshold")
+    summary = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    evaluation = summary.event.dagster_event.event_specific_data
+    assert not evaluation.passed
+    assert "stalled shards: 1" in evaluation.description
+    (first, *_) = events_of(instance, result.run_id)
+    shown = {record.data["lease"]: record.data for record in first.metadata["shards"].records}
+    assert (shown["s-1"]["stalled"], shown["s-0"]["stalled"]) == ("ending", "")
+
+
+def verdict(instance, pipeline, check: str) -> Any:
+    key = dg.AssetCheckKey(Names.of(pipeline).output, check)
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    return found.event.dagster_event.event_specific_data
+
+
+def test_a_lag_that_is_not_known_replaces_the_last_one_and_does_not_pass(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": 0}))
+        on_progress(WorkerProgress(worker_id, 60.0, lag_unknown=("s-0",)))
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance)
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert tags["kcl/lag_millis"] == "unknown"
+    assert dt.datetime.fromisoformat(tags["kcl/lag_reported_at"]).tzinfo is not None
+    evaluation = verdict(instance, pipeline, "lag_below_threshold")
+    assert not evaluation.passed
+    assert "not read yet: 1 shard" in evaluation.description
+
+
+def test_a_paused_shard_fails_its_check_until_it_goes_on(instance):
+    seen = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        for paused in ({}, {"s-0": "16 of 16 records fail"}, {}):
+            on_progress(WorkerProgress(worker_id, 60.0, leases=("s-0",), paused=paused))
+            key = dg.AssetCheckKey(Names.of(pipeline).output, "no_shard_paused")
+            found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+            seen.append(verdict(instance, pipeline, "no_shard_paused") if found else None)
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance, DRAIN)
+    assert [one and one.passed for one in seen] == [True, False, True]
+    assert seen[1].severity is dg.AssetCheckSeverity.ERROR
+    assert "s-0: 16 of 16 records fail" in seen[1].description
+    shown = events_of(instance, result.run_id)[1].metadata
+    assert shown["paused_shards"].value == 1
+    assert shown["shards"].records[0].data["paused"] == "16 of 16 records fail"
+
+
+def test_the_paused_shard_of_another_run_fails_the_check_of_this_one(instance, monkeypatch):
+    other = RunView("another", dg.DagsterRunStatus.STARTED, "w-2", True, paused_shards=2)
+    monkeypatch.setattr("kcl_pipeline.orchestration.ops.reporting.active_runs", lambda *_: (other,))
+    pipeline = FakePipeline()
+    execute(pipeline, instance)
+    found = verdict(instance, pipeline, "no_shard_paused")
+    assert not found.passed
+    assert found.description == f"2 shards are paused. {PAUSED_ADVICE}"
+
+
+def test_a_drain_with_a_paused_shard_fails_its_run(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        total = WorkerProgress(worker_id, 1.0)
+        return WorkerSummary(StopReason.FAILED, total, "a shard is paused because ...")
+
+    result = execute(FakePipeline(script=script), instance)
+    assert not result.success
+    failure = result.failure_data_for_node("orders_eu__per_minute")
+    assert "a shard is paused because" in failure.user_failure_data.description
+
+
+def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
+    modes = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        modes.append(mode)
+        drained(stop, mode, on_progress, worker_id)
+        return stopped(worker_id, StopReason.DRAIN_REQUESTED)
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance)
+    assert (result.success, modes) == (True, ["continuous"])
+    assert pipeline.built_workers[0]["leader_patience_seconds"] > 0
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert (tags["kcl/mode"], tags["kcl/lag_millis"]) == ("continuous", "1500")
+    assert not instance.get_records_for_run(
+        result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    ).records
+    again = execute(pipeline, instance, DRAIN)
+    assert modes == ["continuous", "drain"]
+    assert instance.get_run_by_id(again.run_id).tags["kcl/mode"] == "drain"
+
+
+def test_a_spark_pipeline_gets_its_session_before_the_worker_starts(instance):
+    pipeline = FakePipeline(transform=lambda records: records)
+    assert execute(pipeline, instance, session="the session").success
+    assert pipeline.built_workers[0]["session_factory"]() == "the session"
+
+
+def test_a_run_that_takes_over_tags_from_another_is_still_a_worker_of_its_own(instance):
+    pipeline = FakePipeline()
+    job = definitions(pipeline).resolve_job_def("orders_eu_consume")
+    result = job.execute_in_process(instance=instance, tags={"kcl/worker": "orders_eu-of-old"})
+    assert (
+        instance.get_run_by_id(result.run_id).tags["kcl/worker"] == f"orders_eu-{result.run_id[:8]}"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_terminated_run_ends_canceled_after_the_worker_has_released(instance, number):
+    before = signal.getsignal(number)
+    order = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        run = instance.get_run_by_id(pipeline.built_workers[0]["run_id"])
+        instance.report_run_canceling(run)
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+        order.append("released")
+        return WorkerSummary(StopReason.STOPPED, WorkerProgress(worker_id, 1.0, batches=1))
+
+    pipeline = FakePipeline(script=script)
+    run_id = execute(pipeline, instance).run_id
+    assert order == ["released"]
+    assert instance.get_run_by_id(run_id).status is S.CANCELED
+    assert events_of(instance, run_id)[-1].metadata["stopped"].value == "stopped"
+    assert signal.getsignal(number) is before
+
+
+def test_a_drain_that_was_done_before_the_signal_counts_as_done(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+        return stopped(worker_id, StopReason.DRAINED)
+
+    assert execute(FakePipeline(script=script), instance).success
+
+
+def test_a_worker_that_raises_fails_the_run_and_what_happened_is_in_its_log(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        pipeline.built_workers[0]["events"](LeaseGained(worker_id, "s-0", 7))
+        raise SinkError("the table went away")
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance)
+    assert not result.success
+    assert (
+        "the table went away"
+        in result.failure_data_for_node("orders_eu__per_minute").error.to_string()
+    )
+    log = "\n".join(entry.message for entry in instance.all_logs(result.run_id))
+    assert "lease_gained" in log
+
+
+def test_a_run_that_was_closed_from_outside_stops_its_worker(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        instance.report_run_failed(instance.get_run_by_id(pipeline.built_workers[0]["run_id"]))
+        assert not stop.is_set()
+        on_progress(WorkerProgress(worker_id, 60.0))
+        assert stop.is_set()
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    assert not execute(pipeline, instance).success
+
+
+def test_a_report_that_does_not_reach_dagster_does_not_stop_the_worker(instance, monkeypatch):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        monkeypatch.setattr(dg.DagsterInstance, "add_run_tags", broken)
+        on_progress(WorkerProgress(worker_id, 60.0, records=1, millis_behind_latest={"s-0": 1}))
+        return WorkerSummary(StopReason.DRAINED, WorkerProgress(worker_id, 60.0, records=1))
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("database is locked")
+
+    result = execute(FakePipeline(script=script), instance)
+    assert result.success
+
+
+ORPHAN = """
+import multiprocessing, os, sys, time
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.orchestration.ops.consume import stop_when_orphaned
+
+def step(path):
+    stop = SystemClock().signal()
+    with stop_when_orphaned(stop, SystemClock(), enabled=True):
+        open(path + ".ready", "w").close()
+        stopped = stop.wait(30)
+    with open(path, "w") as out:
+        out.write(str(stopped))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=step, args=(sys.argv[1],))
+    child.start()
+    child.join()
+"""
+
+
+def wait_for(path: Path, seconds: float = 120.0) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and (path.suffix == ".ready" or path.read_text()):
+            return path.read_text()
+        time.sleep(0.05)
+    raise AssertionError(f"{path} was not written")
+
+
+def test_a_step_whose_run_was_killed_stops(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    result = tmp_path / "result"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(result)],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    wait_for(tmp_path / "result.ready")
+    parent.kill()
+    parent.wait(10)
+    assert wait_for(result) == "True"
+
+
+def test_the_guard_ends_with_its_block():
+    before = threading.active_count()
+    with stop_when_orphaned(SystemClock().signal(), SystemClock(), enabled=True):
+        pass
+    assert threading.active_count() == before
+
+
+def test_run_events_keep_what_is_rare_and_are_bounded():
+    events = RunEvents()
+    events(BatchCommitted("w", "b", 1, 1, (), {}))
+    assert events.drain() is None
+    for i in range(60):
+        events(AwsTrouble("GetRecords", f"error {chr(200 + i)}"))
+    text = events.drain()
+    assert text.startswith("(10 earlier events")
+    assert text.count("\n") == 50
+    assert events.drain() is None
+
+
+def test_two_workers_of_one_application_share_a_group_and_nothing_else(instance):
+    pipeline = FakePipeline()
+    ids = [execute(replace(pipeline, built_workers=[]), instance).run_id for _ in range(2)]
+    workers = {instance.get_run_by_id(i).tags["kcl/worker"] for i in ids}
+    assert len(workers) == 2
+    assert {w.split("-")[0] for w in workers} == {"orders_eu"}

@@ -1,0 +1,106 @@
+"""Which runs materialize the output, and when a continuous worker reports a check."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.assets.runs.runs import RunView, last_drain
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from tests.orchestration.ops.test_consume import DRAIN, events_of, execute, stopped, verdict
+from tests.support.dagster_fakes import FakePipeline
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.mark.parametrize("reason", [StopReason.DRAIN_REQUESTED, StopReason.STOPPED])
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_continuous_worker_materializes_once_at_its_end_if_it_committed(
+    instance, reason, batches
+):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        for _ in range(3):
+            on_progress(WorkerProgress(worker_id, 60.0, records=5, batches=1))
+        return WorkerSummary(reason, WorkerProgress(worker_id, 200.0, records=17, batches=batches))
+
+    result = execute(FakePipeline(script=script), instance)
+    assert result.success is (reason is StopReason.DRAIN_REQUESTED)
+    found = events_of(instance, result.run_id)
+    assert len(found) == (1 if batches else 0)
+    for event in found:
+        # The sensor reports the numbers: a number here would be in the same plot a second time.
+        assert not {"records", "rows", "bytes", "batches", "dead_letters"} & {*event.metadata}
+        text = f"17 records, 0 bytes, 0 rows, {batches} batch"
+        assert event.metadata["whole_run"].value.startswith(text)
+
+
+def test_a_drain_without_data_still_materializes_the_output(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        return stopped(worker_id, StopReason.DRAINED)
+
+    result = execute(FakePipeline(script=script), instance, DRAIN)
+    (event,) = events_of(instance, result.run_id)
+    assert event.metadata["records"].value == 0
+
+
+def test_a_continuous_worker_reports_a_check_only_when_its_result_changes(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        for lag in (0, 0, 0, 90_000, 90_000, 0):
+            on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": lag}))
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    execute(pipeline, instance)
+
+    def results(check: str) -> list[bool]:
+        key = dg.AssetCheckKey(Names.of(pipeline).output, check)
+        storage = instance.event_log_storage
+        history = storage.get_asset_check_execution_history(key, limit=50)
+        return [one.event.dagster_event.event_specific_data.passed for one in reversed(history)]
+
+    assert results("lag_below_threshold") == [True, False, True]
+    assert results("no_shard_paused") == [True]
+
+
+@pytest.mark.parametrize(("age", "passed"), [(120.0, True), (400.0, False)])
+def test_a_worker_does_not_report_success_while_another_one_is_silent(
+    instance, monkeypatch, age, passed
+):
+    """The last report of a hung worker says that it has no lag."""
+    at = time.time() - age
+    other = RunView("another", dg.DagsterRunStatus.STARTED, "w-2", True, lag_millis=0, lag_at=at)
+    monkeypatch.setattr("kcl_pipeline.orchestration.ops.reporting.active_runs", lambda *_: (other,))
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": 0}))
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    execute(pipeline, instance)
+    assert verdict(instance, pipeline, "lag_below_threshold").passed is passed
+
+
+@pytest.mark.parametrize("elsewhere", [{}, {"w-2": 3}])
+def test_a_drain_beside_a_fleet_says_so_in_the_log_of_its_run(instance, elsewhere):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        total = WorkerProgress(worker_id, 1.0)
+        return WorkerSummary(StopReason.DRAINED, total, elsewhere=elsewhere)
+
+    result = execute(FakePipeline(script=script), instance, DRAIN)
+    text = "3 shards are held by other workers, which read their records: w-2 (3)"
+    logged = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert (text in logged) is bool(elsewhere)
+    (event,) = events_of(instance, result.run_id)
+    assert ("left_to_others" in event.metadata) is bool(elsewhere)
+    # Only a drain that was alone says that everything is in the table.
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert ("kcl/drained_at" in tags) is not bool(elsewhere)
+    assert (last_drain(instance, "orders-eu") is None) is bool(elsewhere)

@@ -1,0 +1,46 @@
+"""A run of the output asset whose application is paused."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from kcl_pipeline.errors import ApplicationPausedError
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from tests.orchestration.ops.test_consume import DRAIN, execute
+from tests.support.dagster_fakes import FakePipeline
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+class PausedPipeline(FakePipeline):
+    """Refuses to build a worker."""
+
+    def build_worker(self, worker_id, **kwargs):
+        raise ApplicationPausedError("the application 'orders-eu' is paused by ann")
+
+
+@pytest.mark.parametrize(("config", "succeeds"), [(None, True), (DRAIN, False)])
+def test_a_run_that_starts_in_a_pause(instance, config, succeeds):
+    """A continuous run may start at the moment of the pause; a person started the other one."""
+    result = execute(PausedPipeline(), instance, config)
+    assert result.success is succeeds
+    if not succeeds:
+        failure = result.failure_data_for_node("orders_eu__per_minute")
+        assert "is paused by ann" in failure.user_failure_data.description
+
+
+@pytest.mark.parametrize(("config", "succeeds"), [(None, True), (DRAIN, False)])
+def test_a_run_that_a_pause_ends(instance, config, succeeds):
+    def script(stop, mode, on_progress, worker_id):
+        return WorkerSummary(StopReason.APPLICATION_PAUSED, WorkerProgress(worker_id, 1.0))
+
+    result = execute(FakePipeline(script=script), instance, config)
+    assert result.success is succeeds
+    if not succeeds:
+        failure = result.failure_data_for_node("orders_eu__per_minute")
+        assert "before all records were read" in failure.user_failure_data.description

@@ -1,0 +1,93 @@
+"""The resources build on dagster-aws and dagster-pyspark."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from dagster_aws.utils import ResourceWithBoto3Configuration
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+
+from kcl_pipeline import AwsResource, DeltaSink, KinesisPipeline, SettingsError, SparkResource
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.definitions import build_resources
+from kcl_pipeline.orchestration.resources.spark import open_session
+
+SETTINGS = ConsumerSettings(application_name="orders", streams=("orders",))
+
+
+@pytest.fixture
+def pipeline():
+    return KinesisPipeline("orders", ["orders"], DeltaSink("/nowhere/orders"))
+
+
+def test_the_aws_resource_has_every_field_of_dagster_aws():
+    assert issubclass(AwsResource, ResourceWithBoto3Configuration)
+    assert set(AwsResource.model_fields) == set(ResourceWithBoto3Configuration.model_fields)
+
+
+def test_its_fields_reach_the_clients():
+    clients = AwsResource(
+        region_name="eu-central-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+        use_ssl=False,
+        verify=False,
+    ).clients(SETTINGS)
+    assert clients.dynamodb.meta.endpoint_url == "http://dynamodb.eu-central-1.amazonaws.com"
+    assert clients.kinesis._endpoint.http_session._verify is False
+
+
+def test_more_than_one_attempt_is_refused():
+    with pytest.raises(SettingsError, match=r"max_attempts=5 is not 1\..* Leave max_attempts out"):
+        AwsResource(max_attempts=5)
+    assert AwsResource(max_attempts=1).max_attempts == 1
+
+
+@pytest.mark.parametrize(
+    "spark",
+    [
+        SparkResource(app_name="mine"),
+        PySparkResource(spark_config={}),
+        LazyPySparkResource(spark_config={}),
+    ],
+)
+def test_definitions_take_a_spark_resource(pipeline, spark):
+    pipeline.definitions(spark=spark)
+    names = Names.of(pipeline)
+    assert build_resources(pipeline, names, AwsResource(), spark)[names.spark] is spark
+
+
+@pytest.mark.parametrize("spark", ["local[*]", AwsResource()])
+def test_another_value_is_refused(pipeline, spark):
+    with pytest.raises(SettingsError, match=r"spark=.* has no Spark session\. Write SparkResource"):
+        pipeline.definitions(spark=spark)
+
+
+def test_a_lazy_session_gets_the_settings_of_this_package(spark, monkeypatch):
+    """The session of the tests has all of them; two are taken away and one is the user's."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    taken = {"spark.sql.parquet.outputTimestampType"}
+
+    class Conf:
+        def getAll(self):  # noqa: N802 (as pyspark)
+            return [
+                pair
+                for pair in type(spark.sparkContext).getConf(spark.sparkContext).getAll()
+                if pair[0] not in taken
+            ]
+
+    monkeypatch.setattr(spark.sparkContext, "getConf", Conf)
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        found = open_session(LazyPySparkResource(spark_config={"spark.sql.caseSensitive": "true"}))
+        assert found.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
+        assert found.conf.get("spark.sql.session.timeZone") == "Europe/Berlin"
+        assert found.conf.get("spark.sql.caseSensitive") == "true"
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.unset("spark.sql.caseSensitive")
