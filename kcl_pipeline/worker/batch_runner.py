@@ -14,6 +14,7 @@ from kcl_pipeline.errors import (
     BrokenTransformError,
     CommitStoppedError,
     SinkError,
+    TableMismatchError,
     TransformFailedError,
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
@@ -22,7 +23,12 @@ from kcl_pipeline.worker.batches import without
 from kcl_pipeline.worker.commit.protocol import CommitProtocol, Committed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.failed_records import FailureLimits, write_dead_letters
+from kcl_pipeline.worker.failures.failed_records import (
+    FailureLimits,
+    positions_of,
+    rejected_records,
+    write_dead_letters,
+)
 from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
 from kcl_pipeline.worker.failures.pauses import PausedShards
 from kcl_pipeline.worker.failures.splitting import FailureIsolation, SplitBatch, all_paused
@@ -33,6 +39,10 @@ from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource, SourcedBatch
 
 MAX_SINK_FAILURES: Final = 20
+
+
+class _FailedAgainError(Exception):
+    """A batch that is written again, without lost leases, fails on records that it had written."""
 
 
 class BatchRunner:
@@ -67,7 +77,7 @@ class BatchRunner:
         self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
         self._commit = CommitSteps(
             lifecycle.protocol,
-            lambda batch: parts.writer.write(source.load(batch)),
+            self._write_again,
             leases,
             parts.clock,
             parts.events,
@@ -75,6 +85,7 @@ class BatchRunner:
             activity,
         )
         self.pauses = PausedShards(parts)
+        self._part: SplitBatch | None = None
         self._serial = 0
         self._incarnation = int(parts.clock.wall() * 1000)
         self._sink_failures = 0
@@ -95,7 +106,8 @@ class BatchRunner:
     def step(self) -> bool:
         """Process one batch, if the source has one.
 
-        A failing transform pauses shards. It does not raise.
+        A failing transform, and a table that its result does not fit, pause shards. They do not
+        raise.
 
         Returns:
             Whether there was a batch.
@@ -145,17 +157,42 @@ class BatchRunner:
                     write_dead_letters(self._parts, part.failed, batch.batch_id, consumers)
                     if part.batch.ranges:
                         written_millis = (self._parts.clock.monotonic() - began) * 1000
+                        self._part = part
                         done = self._commit.run(part.batch, consumers, part.written)
                         self._note_done(part, sourced, done, written_millis)
                     waiting -= {r.lease_key for r in part.batch.ranges}
                     began = self._parts.clock.monotonic()
                     part = next(parts, None)
+        except (TableMismatchError, TransformFailedError) as error:
+            self._pause(dict.fromkeys(waiting, str(error)), consumers)
         except SinkError as error:
             self._sink_failed(batch.batch_id, waiting, error)
-        except TransformFailedError as error:
-            self._pause(dict.fromkeys(waiting, str(error)), consumers)
+        except _FailedAgainError:
+            # The shards are read again, and their records are judged as those of a new batch.
+            self._stats.count(refused_batches=1)
+            self._restart(waiting)
         except IsolationStoppedError:
             self._restart(waiting)
+
+    def _write_again(self, batch: Batch) -> Written:
+        """Write the rest of the current part, after leases of it were lost.
+
+        Raises:
+            _FailedAgainError: Records fail that did not fail when the part was written first.
+                Without this, they would be in no file and in no dead letter.
+        """
+        loaded = self._source.load(batch)
+        try:
+            written = self._parts.writer.write(loaded)
+        except TransformFailedError as error:
+            raise _FailedAgainError(str(error)) from error
+        if written.rejected is not None:
+            failed = {} if self._part is None else self._part.failed
+            for key, records in rejected_records(loaded, written.rejected).items():
+                known = positions_of(failed[key]) if key in failed else ()
+                if not set(positions_of(records)) <= set(known):
+                    raise _FailedAgainError(f"records of {key} fail")
+        return written
 
     def _expected(self, batch: Batch) -> Batch:
         """Return the batch without paused shards: preparing those would probably need a fence."""
