@@ -117,17 +117,31 @@ def check_texts(name: str, value: object, advice: str) -> None:
         check_text(f"{name}[{index}]", item, advice)
 
 
-def check_options(name: str, value: object, example: str) -> None:
-    """Raise `SettingsError` unless the value is a mapping of strings to strings."""
+def check_options(name: str, value: object, example: str, *, hidden: bool = False) -> None:
+    """Raise `SettingsError` unless the value is a mapping of strings to strings.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        example: What to write instead.
+        hidden: Show no value in the message, because any of them may be a secret.
+    """
     if not isinstance(value, Mapping):
-        raise wrong(name, value, "is not a dictionary", f"Write {name}={example}")
+        given = name if hidden else f"{name}={shown(value, name)}"
+        raise SettingsError(f"{given} is not a dictionary. Write {name}={example}.")
     for key, item in value.items():
         if not isinstance(key, str):
-            raise wrong(f"{name}, key", key, "is not a string", f"Write {name}={example}")
-        if not isinstance(item, str):
-            path = f"{name}[{shown(key)}]"
-            written = "true" if item is True else "false" if item is False else str(item)
-            raise wrong(path, item, "is not a string", f"Write {shown(written, key)}")
+            path, given = f"{name}, key", "***" if hidden else key
+            raise wrong(path, given, "is not a string", f"Write {name}={example}")
+        if isinstance(item, str):
+            continue
+        path = f"{name}[{shown(key)}]"
+        if hidden and not isinstance(item, bool):
+            raise SettingsError(
+                f"{path} is of type {type(item).__name__}, not a string. Write it in quotes."
+            )
+        written = "true" if item is True else "false" if item is False else str(item)
+        raise wrong(path, item, "is not a string", f"Write {shown(written, key)}")
 
 
 def check_number(

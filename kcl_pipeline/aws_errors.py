@@ -30,6 +30,7 @@ from kcl_pipeline.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from kcl_pipeline.settings_errors import without_credentials
 from kcl_pipeline.text import printable
 
 Service = Literal["cloudwatch", "dynamodb", "kinesis"]
@@ -80,7 +81,9 @@ def aws_errors(
     try:
         yield
     except (ClientError, BotoCoreError) as error:
-        raise translated(error, service, operation, about, special) from error
+        is_shown = without_credentials(str(error)) == str(error)
+        own = translated(error, service, operation, about, special)
+        raise own from error if is_shown else None
     except _UNREADABLE_RESPONSE as error:
         detail = printable(f"{type(error).__name__}: {error}")
         raise UnavailableError(
@@ -110,7 +113,8 @@ def translated(
         kind = class_of(code, status)
     else:
         code = type(error).__name__
-        text = printable(f"{where}: {error}", _MESSAGE_CHARACTERS)
+        # It may name the endpoint, or a proxy with its password.
+        text = printable(f"{where}: {without_credentials(str(error))}", _MESSAGE_CHARACTERS)
         if isinstance(error, _CREDENTIALS):
             kind = AccessDeniedError
         elif isinstance(error, ParamValidationError | NoRegionError):

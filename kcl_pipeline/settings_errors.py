@@ -32,6 +32,7 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_QUERY_OF_URL: Final = re.compile(r"(://[^?\s]*\?)[^\s'\")]+")
 _PROBLEMS: Final = {
     "greater_than": "is too small",
     "greater_than_equal": "is too small",
@@ -61,17 +62,22 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of options for messages, without values of secret names and users in URLs."""
-    return {
-        name: "***" if is_secret(str(name)) else without_user(value)
-        for name, value in options.items()
-    }
+def names_only(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of options for texts: every name, and no value.
+
+    Which option of a store or of Spark is a secret cannot be seen in its name.
+    """
+    return dict.fromkeys(options, "***")
 
 
-def without_user(value: Any) -> Any:
-    """Return a URL without user and password. Other values are returned unchanged."""
-    return _USER_IN_URL.sub("***@", value) if isinstance(value, str) else value
+def without_credentials(value: Any) -> Any:
+    """Return a text whose URLs have no user, password or query. Other values are unchanged.
+
+    A query may be a signature, such as a SAS token of Azure.
+    """
+    if not isinstance(value, str):
+        return value
+    return _QUERY_OF_URL.sub(r"\1***", _USER_IN_URL.sub("***@", value))
 
 
 def shown(value: object, name: str = "") -> str:
@@ -79,7 +85,7 @@ def shown(value: object, name: str = "") -> str:
     if is_secret(name):
         return "'***'"
     try:
-        text = repr(without_user(value))
+        text = repr(without_credentials(value))
     except Exception:  # noqa: BLE001 (the value may be of any class)
         text = f"<{type(value).__name__}>"
     return printable(text, SHOWN_VALUE)

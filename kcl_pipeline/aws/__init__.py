@@ -34,7 +34,7 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.deadline import limit_bodies
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.settings_errors import without_credentials, wrong
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -102,6 +102,13 @@ class SessionOptions:
                 continue
             problem = "has characters that do not print" if isinstance(value, str) else _NO_STRING
             raise wrong(f"SessionOptions {name}", value, problem, "Write a string, or None")
+        if self.endpoint_url is not None and without_credentials(self.endpoint_url) != (
+            self.endpoint_url
+        ):
+            raise SettingsError(
+                f"SessionOptions endpoint_url={without_credentials(self.endpoint_url)} has a user "
+                "or a query, which errors would show. Write the scheme, the host and the port."
+            )
         check_flag("SessionOptions use_ssl", self.use_ssl)
         if self.verify is not None:
             check_flag("SessionOptions verify", self.verify)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
+from urllib.parse import quote
 
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.settings_errors import is_secret
+from kcl_pipeline.settings_errors import without_credentials
 from kcl_pipeline.text import printable
 
 MAX_LINE: Final = 500
 """Characters of another library's message that log lines and events contain."""
 
 _SHORTEST_SECRET: Final = 6
+_NO_SECRET: Final = re.compile(
+    r"https?://[A-Za-z0-9._:\[\]-]+/?"  # an endpoint without user, path and query
+    r"|[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}"  # a region of AWS
+)
+"""Values without which an error could not be understood."""
+_CAUSES: Final = 20
 _runtime_process: list[int] = []
 
 
@@ -49,26 +57,42 @@ def delta_errors(doing: str, options: Mapping[str, str] | None = None) -> Iterat
 def first_line(error: BaseException, options: Mapping[str, str] | None = None) -> str:
     """The first line of an error's text, or its type: printable, at most `MAX_LINE` characters."""
     text = str(error).strip()[: 100 * MAX_LINE]
-    for value in _secrets_in(text, options):
+    for value in _values_in(text, options):
         text = text.replace(value, "***")
-    lines = text.splitlines()
+    lines = without_credentials(text).splitlines()
     return bounded(lines[0]) if lines else type(error).__name__
 
 
 def cause_of(
     error: BaseException, options: Mapping[str, str] | None = None
 ) -> BaseException | None:
-    """The error, for `raise ... from`; None if its text contains a secret of the options."""
-    return None if _secrets_in(str(error), options) else error
+    """The error, for `raise ... from`; None if its text contains a value of the options.
+
+    The errors that it was raised from are looked at, too: a traceback has them all.
+    """
+    known: BaseException | None = error
+    for _ in range(_CAUSES):
+        if known is None:
+            return error
+        text = f"{known}{known!r}"
+        if _values_in(text, options) or without_credentials(text) != text:
+            return None
+        known = known.__cause__ or known.__context__
+    return None
 
 
-def _secrets_in(text: str, options: Mapping[str, str] | None) -> list[str]:
-    """The secret values of the options that a text contains."""
-    return [
-        value
-        for name, value in (options or {}).items()
-        if is_secret(name) and len(value) >= _SHORTEST_SECRET and value in text
-    ]
+def _values_in(text: str, options: Mapping[str, str] | None) -> list[str]:
+    """The values of the options that a text contains, the longest first.
+
+    Which of them is a secret cannot be seen in the name of the option.
+    """
+    forms = {
+        form
+        for value in (options or {}).values()
+        if len(value) >= _SHORTEST_SECRET and not _NO_SECRET.fullmatch(value)
+        for form in (value, quote(value, safe=""), quote(value))
+    }
+    return sorted((form for form in forms if form in text), key=len, reverse=True)
 
 
 def bounded(text: str) -> str:

@@ -17,9 +17,30 @@ from kcl_pipeline.arguments import (
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_errors import without_secrets, without_user
+from kcl_pipeline.settings_errors import names_only, without_credentials
 
-_PASSWORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
+_USER: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?P<user>[^/@?]*)@")
+_QUERY: Final = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+://[^?]*\?")
+_CONTAINER_SCHEMES: Final = ("abfs:", "abfss:", "wasb:", "wasbs:")
+"""Azure's addresses have the container before the @."""
+
+
+def check_address(name: str, uri: str | None) -> None:
+    """Refuse an address of a table that contains credentials: errors and logs name addresses.
+
+    Raises:
+        SettingsError: It has a user, a password or a query.
+    """
+    if uri is None:
+        return
+    user = _USER.match(uri)
+    is_container = uri.startswith(_CONTAINER_SCHEMES) and user is not None and ":" not in user[1]
+    if (user is not None and not is_container) or _QUERY.match(uri):
+        what = "a user or a password" if user is not None and not is_container else "a query"
+        raise SettingsError(
+            f"{name}={without_credentials(uri)} contains {what}, which logs would show. Write the "
+            "credentials into storage_options."
+        )
 
 
 @checked_arguments
@@ -63,7 +84,10 @@ class DeltaSink:
             optional=True,
         )
         check_options(
-            "DeltaSink storage_options", self.storage_options, "{'AWS_REGION': 'eu-central-1'}"
+            "DeltaSink storage_options",
+            self.storage_options,
+            "{'AWS_REGION': 'eu-central-1'}",
+            hidden=True,
         )
         check_options(
             "DeltaSink table_properties",
@@ -72,27 +96,23 @@ class DeltaSink:
         )
         check_flag("DeltaSink schema_evolution", self.schema_evolution)
         check_flag("DeltaSink combined_commits", self.combined_commits)
-        for name, uri in (("uri", self.uri), ("dead_letter_uri", self.dead_letter_uri)):
-            if uri is not None and _PASSWORD.match(uri):
-                raise SettingsError(
-                    f"DeltaSink {name}={without_user(uri)} contains a password, which logs would "
-                    "show. Write the credentials into storage_options."
-                )
+        check_address("DeltaSink uri", self.uri)
+        check_address("DeltaSink dead_letter_uri", self.dead_letter_uri)
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
         if self.dead_letter_uri is not None and table_root(self.dead_letter_uri) == table_root(
             self.uri
         ):
             raise SettingsError(
-                f"DeltaSink dead_letter_uri={without_user(self.dead_letter_uri)} is the table "
-                f"itself. Write another, or None for {without_user(self.uri)}_dead_letters."
+                f"DeltaSink dead_letter_uri={self.dead_letter_uri} is the table itself. Write "
+                f"another, or None for {self.uri}_dead_letters."
             )
 
     def __repr__(self) -> str:
         return (
-            f"DeltaSink(uri={without_user(self.uri)!r}, partition_by={self.partition_by!r}, "
-            f"storage_options={without_secrets(self.storage_options)!r}, "
-            f"dead_letter_uri={without_user(self.dead_letter_uri)!r}, "
+            f"DeltaSink(uri={without_credentials(self.uri)!r}, partition_by={self.partition_by!r}, "
+            f"storage_options={names_only(self.storage_options)!r}, "
+            f"dead_letter_uri={without_credentials(self.dead_letter_uri)!r}, "
             f"schema_evolution={self.schema_evolution!r}, "
             f"table_properties={dict(self.table_properties)!r}, "
             f"combined_commits={self.combined_commits!r})"

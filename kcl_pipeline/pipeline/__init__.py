@@ -47,7 +47,7 @@ from kcl_pipeline.pipeline.arguments import (
     select_function,
 )
 from kcl_pipeline.pipeline.output import PipelineOutput, SessionFactory, sink_address
-from kcl_pipeline.settings_errors import without_secrets
+from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
 from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
 
@@ -118,7 +118,7 @@ class KinesisPipeline:
             f"sink={self.sink!r}, transform={function_name(self.transform)}, "
             f"transform_arrow={function_name(self.transform_arrow)}, workers={self.workers!r}, "
             f"settings_overrides={dict(self.settings_overrides)!r}, "
-            f"spark_config={without_secrets(self.spark_config)!r})"
+            f"spark_config={names_only(self.spark_config)!r})"
         )
 
     def _streams_text(self) -> str:

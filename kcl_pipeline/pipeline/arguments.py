@@ -116,7 +116,7 @@ def check_arguments(
     _check_sink(sink)
     _check_transforms(transform, transform_arrow, sink)
     _check_workers(workers)
-    check_options("spark_config", spark_config, "{'spark.executor.memory': '4g'}")
+    check_options("spark_config", spark_config, "{'spark.executor.memory': '4g'}", hidden=True)
 
 
 def checked_settings(name: str, streams: StreamForms, overrides: object) -> ConsumerSettings:

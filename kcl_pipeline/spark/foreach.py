@@ -36,10 +36,10 @@ from kcl_pipeline.batch import (
 )
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
-from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.settings import DeltaSink, check_address
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.settings_errors import without_secrets, without_user
+from kcl_pipeline.settings_errors import names_only, without_credentials
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
@@ -103,14 +103,16 @@ class ForeachBatchSink:
             "ForeachBatchSink storage_options",
             self.storage_options,
             "{'AWS_REGION': 'eu-central-1'}",
+            hidden=True,
         )
+        check_address("ForeachBatchSink dead_letter_uri", self.dead_letter_uri)
         object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
 
     def __repr__(self) -> str:
         return (
             f"ForeachBatchSink(function={function_name(self.function)}, "
-            f"dead_letter_uri={without_user(self.dead_letter_uri)!r}, "
-            f"storage_options={without_secrets(self.storage_options)!r})"
+            f"dead_letter_uri={without_credentials(self.dead_letter_uri)!r}, "
+            f"storage_options={names_only(self.storage_options)!r})"
         )
 
 

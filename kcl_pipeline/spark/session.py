@@ -15,13 +15,15 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from kcl_pipeline.delta.errors import cause_of, first_line
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.java import require_java
@@ -91,7 +93,8 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
     if active is not None:
         for key, value in (config or {}).items():
             if active.conf.isModifiable(key):
-                active.conf.set(key, value)
+                with _without_values(config):
+                    active.conf.set(key, value)
         return active
     prepare_process()
     settings = session_settings(config)
@@ -99,10 +102,25 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
     if settings["spark.master"].startswith("local"):
         # Otherwise Spark resolves the host name, warns, and listens on a public address.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    session = SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
+    with _without_values(config):
+        session = SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
     session.sparkContext.setLogLevel(settings["spark.log.level"])
     _quiet(session)
     return session
+
+
+@contextmanager
+def _without_values(config: Mapping[str, str] | None) -> Iterator[None]:
+    """Replace an error of Spark that shows the value of a property, which may be a secret."""
+    try:
+        yield
+    except Exception as error:
+        if cause_of(error, config) is error:
+            raise
+        raise SettingsError(
+            f"Spark refuses a property of spark_config: {first_line(error, config)}. Write another "
+            "value"
+        ) from None
 
 
 def prepare_process() -> None:

@@ -28,7 +28,13 @@ from kcl_pipeline.spark.executors import _task_writer
 from kcl_pipeline.spark.foreach import ForeachBatchSink
 
 SECRET = "hXq81tZsTopSecret/+"
-OPTIONS = {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": SECRET, "AWS_REGION": "eu-west-1"}
+OPTIONS = {
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_SSE_CUSTOMER_KEY_BASE64": SECRET,
+    "azure_storage_master_key": SECRET,
+    "bearer": SECRET,
+    "AWS_REGION": "eu-west-1",
+}
 PASSWORD = "hXq81tZsTopSecret%2F"
 SINK = DeltaSink("s3://lake/orders", storage_options=OPTIONS)
 

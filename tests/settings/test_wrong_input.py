@@ -223,13 +223,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"workers": (1, 8)}, "workers=(1, 8) is not a Fleet. Write workers=Fleet(min=1, max=8)."),
     (
         {"spark_config": {"spark.executor.cores": 4}},
-        "spark_config['spark.executor.cores']=4 is not a string. Write '4'.",
+        "spark_config['spark.executor.cores'] is of type int, not a string.",
     ),
     (
         {"spark_config": {"spark.eventLog.enabled": True}},
         "spark_config['spark.eventLog.enabled']=True is not a string. Write 'true'.",
     ),
-    ({"spark_config": "x=y"}, "spark_config='x=y' is not a dictionary. Write spark_config={"),
+    ({"spark_config": "x=y"}, "spark_config is not a dictionary. Write spark_config={"),
 ]
 
 

@@ -27,9 +27,9 @@ from kcl_pipeline.spark.foreach import ForeachBatchSink
         ({"partition_by": 5}, "DeltaSink partition_by=5 is not a list."),
         (
             {"storage_options": {"timeout": 5}},
-            "DeltaSink storage_options['timeout']=5 is not a string. Write '5'.",
+            "DeltaSink storage_options['timeout'] is of type int, not a string.",
         ),
-        ({"storage_options": "x"}, "DeltaSink storage_options='x' is not a dictionary."),
+        ({"storage_options": "x"}, "DeltaSink storage_options is not a dictionary."),
         ({"dead_letter_uri": "lake/x"}, "is the table itself. Write another, or None for"),
         ({"dead_letter_uri": 5}, "DeltaSink dead_letter_uri=5 is not a string."),
         ({"schema_evolution": "yes"}, "DeltaSink schema_evolution='yes' is not True or False."),
@@ -54,7 +54,7 @@ def test_a_wrong_delta_sink(arguments, sentence):
             "cannot be called with 2 arguments (frame, identity): it takes (frame).",
         ),
         ({"dead_letter_uri": ""}, "ForeachBatchSink dead_letter_uri='' is empty."),
-        ({"storage_options": []}, "ForeachBatchSink storage_options=[] is not a dictionary."),
+        ({"storage_options": []}, "ForeachBatchSink storage_options is not a dictionary."),
     ],
 )
 def test_a_wrong_foreach_batch_sink(arguments, sentence):

@@ -15,6 +15,7 @@ from kcl_pipeline.cli.target import Target
 from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.leases.application.recorded_stream import streams_to_read
 from kcl_pipeline.planning import strategies
+from kcl_pipeline.settings_errors import without_credentials
 from kcl_pipeline.shards import StreamId
 
 
@@ -112,10 +113,8 @@ def _credentials(app: Target) -> Finding:
         return problem(
             "AWS session", str(error), "set AWS_REGION, and an existing AWS_PROFILE or access keys"
         )
-    return ok(
-        "credentials",
-        f"found; region {client.meta.region_name}, DynamoDB at {client.meta.endpoint_url}",
-    )
+    endpoint = without_credentials(client.meta.endpoint_url)
+    return ok("credentials", f"found; region {client.meta.region_name}, DynamoDB at {endpoint}")
 
 
 def _tables(app: Target) -> Generator[Finding, None, bool]:

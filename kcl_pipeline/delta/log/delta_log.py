@@ -347,7 +347,11 @@ class DeltaLog:
                 self._read_entry(version, self.storage.read(entry_path(version), MAX_ENTRY_BYTES))
         except Exception as error:  # noqa: BLE001
             # After any error the table is opened again, which raises an error of its own.
-            _LOG.info("reading the log of %s from its start: %s", self.root, first_line(error))
+            _LOG.info(
+                "reading the log of %s from its start: %s",
+                self.root,
+                first_line(error, self._options),
+            )
             return False
         return True
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
-from kcl_pipeline.settings_errors import is_secret, without_user
+from kcl_pipeline.settings_errors import is_secret, without_credentials
 from kcl_pipeline.version import __version__
 
 DIGITS: Final = 12
@@ -39,6 +39,7 @@ def pipeline_version(pipeline: PipelineLike) -> str:
         "settings": _public(pipeline.settings.model_dump(mode="json")),
         "streams": _described(getattr(pipeline, "streams", ())),
         "sink": _described(pipeline.sink),
+        "storage_options": _public(dict(getattr(pipeline.sink, "storage_options", {}))),
         "spark": _public(dict(getattr(pipeline, "spark_config", {}))),
         "run_tags": dict(fleet.run_tags),
         "functions": [f"{one.__module__}:{one.__qualname__}" for one in functions],
@@ -77,7 +78,7 @@ def _public(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [_public(item) for item in value]
-    return without_user(value)
+    return without_credentials(value)
 
 
 def _digests(functions: list[Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from kcl_pipeline.aws import AwsClients, ClientCache, SessionOptions
 from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.settings_errors import without_credentials
 
 _CLIENTS: Final = ClientCache[AwsClients]()
 
@@ -42,6 +43,16 @@ class AwsResource(CheckedFields, ResourceWithBoto3Configuration):
     aws_session_token: str | None = Field(
         default=None, repr=False, description="For temporary credentials; use an EnvVar"
     )
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _no_credentials(cls, value: str | None) -> str | None:
+        if value is not None and without_credentials(value) != value:
+            raise ValueError(
+                f"endpoint_url={without_credentials(value)} has a user or a query, which Dagster "
+                "would show. Write the scheme, the host and the port."
+            )
+        return value
 
     @field_validator("max_attempts")
     @classmethod

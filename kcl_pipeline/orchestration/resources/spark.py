@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from kcl_pipeline.arguments import check_options
 from kcl_pipeline.checked_fields import CheckedFields
-from kcl_pipeline.settings_errors import without_secrets, wrong
+from kcl_pipeline.settings_errors import wrong
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource, PySparkResource
@@ -18,17 +19,39 @@ SparkSource: TypeAlias = Union["SparkResource", "PySparkResource", "LazyPySparkR
 """A resource with a Spark session: this package's, or one of dagster-pyspark."""
 
 
+_HIDDEN: Final = "***"
+_VALUES: Final[dict[str, dict[str, str]]] = {}
+"""By application name, the properties that resources of this process were created with."""
+
+
 class SparkResource(CheckedFields, dg.ConfigurableResource[Any]):
     """Name and properties of the Spark session.
 
     The session is created at its first use and shared by the process. Creation takes about five
     seconds, so that runs without Spark do not create it.
+
+    Dagster stores the fields of a resource and shows them in its UI, and any property may be a
+    secret. So the field has the names of the properties only. Each process keeps the values of the
+    resources that its code creates. An `EnvVar` stays what it is.
     """
 
     app_name: str = Field(description="Application name in Spark's UI")
     spark_config: dict[str, str] = Field(
-        default_factory=dict, description="Spark properties; they override those of this package"
+        default_factory=dict,
+        description="Spark properties; they override those of this package. Values are not shown",
     )
+    _values: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, **given: Any) -> None:
+        config, values = given.get("spark_config"), dict[str, str]()
+        if config is not None:
+            check_options("spark_config", config, "{'spark.executor.memory': '4g'}", hidden=True)
+            # An EnvVar is a subclass of str
+            values = {k: v for k, v in config.items() if type(v) is str and v != _HIDDEN}
+            given["spark_config"] = {k: _HIDDEN if k in values else v for k, v in config.items()}
+        super().__init__(**given)
+        self._values = values
+        _VALUES.setdefault(self.app_name, {}).update(values)
 
     def session(self) -> "SparkSession":
         """Return the session of this process.
@@ -39,30 +62,19 @@ class SparkResource(CheckedFields, dg.ConfigurableResource[Any]):
         # Loaded here, because most runs do not need pyspark.
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415
 
-        return build_session(self.app_name, _with_secrets(self.app_name, self.spark_config))
+        return build_session(self.app_name, self._properties())
 
-
-_SECRETS: Final[dict[str, Mapping[str, str]]] = {}
-"""By application name, the properties of this process that Dagster may not store."""
+    def _properties(self) -> dict[str, str]:
+        known = _VALUES.get(self.app_name, {}) | self._values
+        return {
+            key: known.get(key, value) if value == _HIDDEN else value
+            for key, value in self.spark_config.items()
+        }
 
 
 def spark_resource(app_name: str, spark_config: Mapping[str, str]) -> SparkResource:
-    """Return the resource of a pipeline.
-
-    Dagster stores the fields of a resource and shows them in its UI. So secrets are not in the
-    fields: each process keeps those of the pipelines that it has loaded.
-    """
-    fields = without_secrets(spark_config)
-    _SECRETS[app_name] = {key: value for key, value in spark_config.items() if fields[key] != value}
-    return SparkResource(app_name=app_name, spark_config=fields)
-
-
-def _with_secrets(app_name: str, fields: Mapping[str, str]) -> dict[str, str]:
-    known = _SECRETS.get(app_name, {})
-    return {
-        key: known[key] if key in known and value == without_secrets(known)[key] else value
-        for key, value in fields.items()
-    }
+    """Return the resource of a pipeline."""
+    return SparkResource(app_name=app_name, spark_config=dict(spark_config))
 
 
 def open_session(resource: SparkSource) -> "SparkSession":
