@@ -58,7 +58,7 @@ def _dead_letters(app: Target) -> Iterator[Finding]:
 def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
     """Check the Dagster instance. The code of a pipeline has loaded Dagster already."""
     from kcl_pipeline.orchestration.assets.names import Names  # noqa: PLC0415 (see above)
-    from kcl_pipeline.orchestration.assets.runs.queue import tag_limits_of  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.orchestration.assets.runs.queue import tag_limits_of  # noqa: PLC0415
 
     tags = {**pipeline.workers.run_tags, **Names.of(pipeline).worker_run_tags}
 
