@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_HASH_KEY: Final = 2**128 - 1
+
+AUTO: Final = "AUTO"
+USER_PARTITION_KEY: Final = "USER_PARTITION_KEY"
+"""The record distribution strategies of a stream: the service chooses the shard of a record, or the
+partition key of its producer does.
+"""
 _SERIALIZED = re.compile(r"^(?P<account>[0-9]+):(?P<name>[^:]+):(?P<epoch>[0-9]+)$")
 
 
@@ -58,6 +64,8 @@ class StreamId:
         label: Value of the column `stream` if the name is not unique in the application, because
             two accounts have a stream of this name: the ARN. None: the name.
         retention_hours: Retention period when the stream was resolved. None: unknown.
+        record_distribution: `AUTO` or `USER_PARTITION_KEY` when the stream was resolved. None:
+            unknown.
     """
 
     name: str
@@ -68,6 +76,7 @@ class StreamId:
     lease_mark: int | None = None
     label: str | None = field(default=None, compare=False)
     retention_hours: int | None = field(default=None, compare=False)
+    record_distribution: str | None = field(default=None, compare=False)
 
     @property
     def column(self) -> str:

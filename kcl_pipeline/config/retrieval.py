@@ -33,9 +33,10 @@ class RetrievalSettings(StrictSettings):
     body_format: Literal["auto", "json", "cbor"] = Field(
         "auto",
         description="Format of GetRecords responses. auto: CBOR for a stream whose last response "
-        "had half a megabyte or more, or records above 8 KiB on average, else JSON. JSON if the "
-        "service never responds in CBOR. CPU time of decoding JSON over that of CBOR in full "
-        "responses (benchmarks.decode --sizes): 1.7 at 100 B, 1.9 at 1 KiB, 2.0 at 10 KiB",
+        "had half a megabyte or more, or records above 8 KiB on average, else JSON. JSON for "
+        "ten minutes after a CBOR response that cannot be read, or three refused requests. CPU "
+        "time of decoding JSON over that of CBOR in full responses (benchmarks.decode --sizes): "
+        "1.7 at 100 B, 1.9 at 1 KiB, 2.0 at 10 KiB",
     )
     prefetch_max_bytes: int = Field(
         128 * 1024 * 1024,

@@ -20,18 +20,24 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 import cbor2
 import urllib3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
-from botocore.exceptions import HTTPClientError
+from botocore.exceptions import ClientError, HTTPClientError
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.deadline import BODY_SECONDS, DEADLINES, limit_bodies, read_body, socket_of
-from kcl_pipeline.errors import InvalidRequestError, SettingsError, ThrottledError, UnavailableError
+from kcl_pipeline.errors import (
+    AwsError,
+    InvalidRequestError,
+    SettingsError,
+    ThrottledError,
+    UnavailableError,
+)
 from kcl_pipeline.kinesis.aws_errors import kinesis_errors
 from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
 from kcl_pipeline.kinesis.decode.bodies import CBOR_CONTENT_TYPE, decode_page
 from kcl_pipeline.kinesis.decode.json_columns import MIN_BYTES
 from kcl_pipeline.kinesis.responses import date_of, shard_of
-from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.shards import USER_PARTITION_KEY, Shard, StreamId
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
@@ -48,9 +54,17 @@ CBOR_RECORD_BYTES: Final = 8 * 1024
 """Mean record size above which CBOR is faster also for small responses (`benchmarks.decode`)."""
 
 CBOR_TRIALS: Final = 3
-"""Number of failed CBOR requests, without a successful one, after which only JSON is requested."""
+"""Number of CBOR requests in a row that the service refuses, after which JSON is requested."""
+
+JSON_SECONDS: Final = 600.0
+"""How long JSON is requested after a CBOR response could not be read, or CBOR was refused."""
+
+LISTING_TRIALS: Final = 3
+"""How often a listing is begun whose token expires."""
 
 _BODY: Final = "KclPipelineBody"
+_DISTRIBUTION: Final = "KclPipelineRecordDistribution"
+_EXPIRED: Final = "ExpiredNextTokenException"
 _HTTP_ERROR: Final = 300
 _ARN_PARTS: Final = 6
 
@@ -104,14 +118,20 @@ class BotoKinesis:
             None if retrieval.body_format == "auto" else retrieval.body_format
         )
         self._faster: dict[str, BodyFormat] = {}
+        self._json_until = float("-inf")
+        self._cbor_refusals = 0
         self._cbor_works = False
-        self._cbor_failures = 0
         receive_in_one_piece(client)
         client.meta.events.register(
             "before-call.kinesis.GetRecords", _encode_request, unique_id="kcl-pipeline-ask"
         )
         client.meta.events.register(
             "before-parse.kinesis.GetRecords", _take_body, unique_id="kcl-pipeline-take-body"
+        )
+        client.meta.events.register(
+            "before-parse.kinesis.DescribeStreamSummary",
+            _take_distribution,
+            unique_id="kcl-pipeline-take-distribution",
         )
 
     def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
@@ -120,12 +140,14 @@ class BotoKinesis:
         The creation epoch has whole seconds, as in the lease keys of the Java KCL (protocol §1.3).
         """
         arn = name_or_arn if name_or_arn.startswith("arn:") else None
-        request: dict[str, Any] = {"StreamARN": arn} if arn else {"StreamName": name_or_arn}
-        summary = self._retry_transient(
+        # Name and ARN, as in the other calls: some servers know only one of them
+        request = given(StreamName=name_or_arn.rpartition("/")[2], StreamARN=arn)
+        response: Mapping[str, Any] = self._retry_transient(
             "DescribeStreamSummary",
             name_or_arn,
             lambda: self._client.describe_stream_summary(**request),
-        )["StreamDescriptionSummary"]
+        )
+        summary = response["StreamDescriptionSummary"]
         arn = arn or summary.get("StreamARN")
         created = summary.get("StreamCreationTimestamp")
         millis = None if created is None else round(created.timestamp() * 1000)
@@ -134,6 +156,7 @@ class BotoKinesis:
             arn=arn,
             created_millis=millis,
             retention_hours=summary.get("RetentionPeriodHours"),
+            record_distribution=response.get(_DISTRIBUTION) or USER_PARTITION_KEY,
         )
         if not multi_stream:
             return stream
@@ -154,17 +177,33 @@ class BotoKinesis:
         shard_filter: ShardFilterType | None = None,
         timestamp: datetime | None = None,
     ) -> tuple[Shard, ...]:
-        """See `KinesisClient`.
+        """See `KinesisClient`. A listing whose token expires begins again.
 
         Raises:
             NotFoundError: The stream does not exist.
             ThrottledError: The service throttled all attempts (protocol §7.5).
+            UnavailableError: The token of every listing expired.
         """
-        request = given(
+        first = given(
             StreamName=stream.name,
             StreamARN=stream.arn,
             ShardFilter=shard_filter and given(Type=shard_filter, Timestamp=timestamp),
         )
+        for _ in range(LISTING_TRIALS):
+            try:
+                return self._listed(stream, first)
+            except InvalidRequestError as error:
+                if error.code != _EXPIRED:
+                    raise
+                expired = error
+        raise UnavailableError(
+            f"ListShards on {stream.name}: the listing took longer than its token is valid, "
+            f"{LISTING_TRIALS} times in a row",
+            code=_EXPIRED,
+            operation="ListShards",
+        ) from expired
+
+    def _listed(self, stream: StreamId, request: Mapping[str, Any]) -> tuple[Shard, ...]:
         shards: list[Shard] = []
         while True:
             page = self._list_shards_page(stream, request)
@@ -244,34 +283,66 @@ class BotoKinesis:
     def get_records(
         self, stream: StreamId, shard_id: str, iterator: str, limit: int
     ) -> RecordsPage:
-        """See `KinesisClient`. One attempt. An unreadable body raises `UnavailableError`."""
-        request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
-        if stream.arn is not None:
-            request["StreamARN"] = stream.arn
-        body_format = self._body_format or self._faster_format(stream)
-        _REQUEST.body_format = body_format
+        """See `KinesisClient`. An unreadable body raises `UnavailableError`.
+
+        One attempt. A response in CBOR that cannot be read is requested once more in JSON: some
+        servers write the data in base64 there. The iterator stays valid.
+        """
+        body_format = self._format_for(stream)
         try:
-            with kinesis_errors("GetRecords", f"{shard_id} of {stream.name}"):
-                response: Mapping[str, Any] = self._client.get_records(**request)
-            body, content_type = response[_BODY]
-            with _DECODING:
-                page = decode_page(body, content_type, stream.column, shard_id)
-        except (UnavailableError, InvalidRequestError):
-            self._cbor_failures += body_format == "cbor"
+            body, content_type = self._get_body(stream, shard_id, iterator, limit, body_format)
+        except (UnavailableError, InvalidRequestError) as error:
+            if body_format == "cbor":
+                self._note_refusal(error)
             raise
-        finally:
-            _REQUEST.body_format = None
-        self._cbor_works = self._cbor_works or body_format == "cbor"
+        try:
+            page = _decoded(body, content_type, stream, shard_id)
+        except UnavailableError:
+            if body_format != "cbor":
+                raise
+            self._json_until = self._clock.monotonic() + JSON_SECONDS
+            body_format = "json"
+            body, content_type = self._get_body(stream, shard_id, iterator, limit, "json")
+            page = _decoded(body, content_type, stream, shard_id)
         if page.records.num_rows:
+            if body_format == "cbor":
+                self._cbor_refusals, self._cbor_works = 0, True
             large = (
                 page.bytes >= MIN_BYTES or page.bytes > CBOR_RECORD_BYTES * page.records.num_rows
             )
             self._faster[stream.serialized] = "cbor" if large else "json"
         return page
 
-    def _faster_format(self, stream: StreamId) -> BodyFormat:
-        has_failed = not self._cbor_works and self._cbor_failures >= CBOR_TRIALS
-        return "json" if has_failed else self._faster.get(stream.serialized, "json")
+    def _note_refusal(self, error: AwsError) -> None:
+        # A network failure does not show whether the server supports CBOR, nor does an internal
+        # error of a server whose CBOR was read before.
+        is_response = isinstance(error.__cause__, ClientError)
+        if is_response and (isinstance(error, InvalidRequestError) or not self._cbor_works):
+            self._cbor_refusals += 1
+            if self._cbor_refusals >= CBOR_TRIALS:
+                self._json_until = self._clock.monotonic() + JSON_SECONDS
+                self._cbor_refusals = 0
+
+    def _get_body(
+        self, stream: StreamId, shard_id: str, iterator: str, limit: int, body_format: BodyFormat
+    ) -> tuple[bytes, str]:
+        """Return the body of a GetRecords response and its content type."""
+        request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
+        if stream.arn is not None:
+            request["StreamARN"] = stream.arn
+        _REQUEST.body_format = body_format
+        try:
+            with kinesis_errors("GetRecords", f"{shard_id} of {stream.name}"):
+                response: Mapping[str, Any] = self._client.get_records(**request)
+        finally:
+            _REQUEST.body_format = None
+        body, content_type = response[_BODY]
+        return body, content_type
+
+    def _format_for(self, stream: StreamId) -> BodyFormat:
+        if self._clock.monotonic() < self._json_until:
+            return "json"
+        return self._body_format or self._faster.get(stream.serialized, "json")
 
     def _retry_transient(
         self,
@@ -343,6 +414,11 @@ def receive_in_one_piece(client: BotoKinesisClient) -> None:
     endpoint._send = send_and_read  # noqa: SLF001 (see above)
 
 
+def _decoded(body: bytes, content_type: str, stream: StreamId, shard_id: str) -> RecordsPage:
+    with _DECODING:
+        return decode_page(body, content_type, stream.column, shard_id)
+
+
 def account_of(arn: str) -> str:
     """Return the account id of a stream's ARN. Raise `SettingsError` for another string."""
     parts = arn.split(":", _ARN_PARTS - 1)
@@ -391,3 +467,14 @@ def _take_body(
             ).encode()
         except (cbor2.CBORDecodeError, ValueError, TypeError):
             response_dict["body"] = b"{}"
+
+
+def _take_distribution(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+) -> None:
+    """Keep the record distribution strategy, which versions of botocore before 2026 drop."""
+    try:
+        summary = json.loads(response_dict["body"])["StreamDescriptionSummary"]
+        customized_response_dict[_DISTRIBUTION] = summary.get("RecordDistributionStrategy")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return  # an error response, or one that botocore's parser reports

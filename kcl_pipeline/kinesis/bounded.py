@@ -1,26 +1,25 @@
 """Read only the records that arrived in a time range (`retrieval.arrived_from`, `_before`).
 
 A record belongs to the range by its own arrival time. Kinesis does not promise that these times
-increase. A shard is therefore read on for `TOLERANCE` after the end of the range. Then reading
-jumps to the end of the shard, so that the end and the children of a closed shard are still found.
+increase. A shard is therefore read on for `ARRIVAL_TOLERANCE` after the end of the range. Then
+reading jumps to the end of the shard, so that the end and the children of a closed shard are still
+found.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kcl_pipeline.kinesis.boto import BotoKinesis
-from kcl_pipeline.kinesis.client import RecordsPage
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RecordsPage
 from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.shards import StreamId
 
-TOLERANCE: Final = timedelta(seconds=60)
-"""By how much the arrival time of a record may be less than that of an earlier one."""
 MOST_BEHIND_MILLIS: Final = 3_600_000
 """Largest lag of a page without a record of the range.
 
@@ -81,7 +80,7 @@ def is_past(page: RecordsPage, end: datetime | None) -> bool:
     """Return whether all records of the page, and so the later ones, arrived after the range."""
     if end is None or not page.records.num_rows:
         return False
-    return bool(pc.min(_arrivals(page.records)).as_py() >= end + TOLERANCE)
+    return bool(pc.min(_arrivals(page.records)).as_py() >= end + ARRIVAL_TOLERANCE)
 
 
 def _arrivals(records: pa.Table) -> pa.ChunkedArray:

@@ -7,7 +7,7 @@ records is one `pyarrow.Table`, without a Python object per record.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ RECORD_SCHEMA: Final = pa.schema(
         pa.field("shard_id", pa.string(), nullable=False),
         pa.field("sequence_number", pa.string(), nullable=False),
         pa.field("sub_sequence_number", pa.int64(), nullable=False),
-        pa.field("partition_key", pa.string(), nullable=False),
+        pa.field("partition_key", pa.string()),
         pa.field("explicit_hash_key", pa.string()),
         pa.field("data", pa.binary(), nullable=False),
         pa.field("approximate_arrival_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -34,11 +34,15 @@ RECORD_SCHEMA: Final = pa.schema(
 
 `stream` is the name of the stream, or its ARN if the application reads streams of this name in
 several accounts. `sub_sequence_number` is 0 for records that are not in a KPL
-aggregate.
+aggregate. `partition_key` is null for a record that a producer put without a key, which a stream
+with the record distribution strategy AUTO accepts.
 """
 
 NO_RECORDS: Final = pa.Table.from_batches([], schema=RECORD_SCHEMA)
 """The table without rows and chunks. (`empty_table()` would import pandas.)"""
+
+ARRIVAL_TOLERANCE: Final = timedelta(seconds=60)
+"""By how much the arrival time of a record may be less than that of an earlier one of its shard."""
 
 IteratorType = Literal[
     "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"

@@ -108,7 +108,7 @@ class StreamIdentityCheck:
             NotFoundError: The stream does not exist any more.
             AwsError: DescribeStreamSummary failed.
         """
-        hours = _described(self._kinesis, stream).retention_hours
+        hours = describe(self._kinesis, stream).retention_hours
         return MIN_RETENTION_MILLIS if hours is None else hours * 3600 * 1000
 
 
@@ -137,10 +137,17 @@ def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
         AwsError: DescribeStreamSummary failed.
     """
     if _is_known(stream):
-        _described(kinesis, stream)
+        describe(kinesis, stream)
 
 
-def _described(kinesis: KinesisClient, stream: StreamId) -> StreamId:
+def describe(kinesis: KinesisClient, stream: StreamId) -> StreamId:
+    """Describe a stream again.
+
+    Raises:
+        StreamReplacedError: The name belongs to another stream now.
+        NotFoundError: The stream does not exist any more.
+        AwsError: DescribeStreamSummary failed.
+    """
     found = kinesis.resolve_stream(stream.arn or stream.name, multi_stream=False)
     is_compared = _is_known(stream) and found.created_millis is not None
     if is_compared and not _is_created_at(stream, found.created_millis or 0):

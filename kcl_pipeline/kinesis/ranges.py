@@ -61,6 +61,7 @@ class ShardFetch:
         max_bytes: Largest number of payload bytes. The last response may exceed it.
         resume: State of the reader at `after`.
         initial_timestamp: See `ShardReader`. None: that of the `RangeReader`.
+        keeps_aggregates: No KPL aggregate is dropped: the stream distributes its records itself.
     """
 
     lease_key: str
@@ -72,6 +73,7 @@ class ShardFetch:
     max_bytes: int
     resume: Resume = field(default_factory=Resume)
     initial_timestamp: datetime | None = None
+    keeps_aggregates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class FetchedShard:
         lost: The stream does not list the shard any more (see `client.Chunk`). Set by the driver.
         rejected: KPL aggregates that were not de-aggregated.
         gap: The first gap of records that may have left retention.
+        keyless: Whether a record has no partition key.
     """
 
     lease_key: str
@@ -117,6 +120,7 @@ class FetchedShard:
     rejected: AggregatesRejected | None = None
     gap: Gap | None = None
     data_bytes: int = 0
+    keyless: bool = False
 
     @property
     def record_count(self) -> int:
@@ -284,7 +288,7 @@ class RangeReader:
             fetch.lease_key,
             fetch.shard_id,
             fetch.after,
-            fetch.hash_key_range,
+            None if fetch.keeps_aggregates else fetch.hash_key_range,
             self._settings.model_copy(update={"max_records": max_records}),
             self._clock,
             initial_timestamp=fetch.initial_timestamp or self._initial_timestamp,
@@ -353,6 +357,7 @@ class _Reading:
             rejected=self._rejected,
             gap=next(iter(self._gaps), None),
             data_bytes=data_bytes(rows),
+            keyless=rows.column("partition_key").null_count > 0,
         ), rows
 
 

@@ -26,6 +26,7 @@ from kcl_pipeline.kinesis.client import (
     ShardClient,
 )
 from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
+from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.retention import Gap, GapWatch
 from kcl_pipeline.kinesis.sizes import payload_bytes
@@ -72,6 +73,8 @@ class ShardReader:
         identity: Confirms the end of the shard. None: a response is trusted.
         on_gap: Receives gaps of records that may have left retention. None: they are not looked
             for.
+        distribution: Knows whether the stream distributes its records itself. Then no aggregate is
+            dropped. None: the hash key range decides alone.
 
     Attributes:
         millis_behind_latest: Lag of the last response. None: unknown.
@@ -99,6 +102,7 @@ class ShardReader:
         resume: Resume | None = None,
         identity: StreamIdentityCheck | None = None,
         on_gap: Callable[[Gap], None] | None = None,
+        distribution: RecordDistribution | None = None,
     ) -> None:
         if position.is_shard_end:
             raise ValueError(f"{lease_key} is at SHARD_END: no record is left")
@@ -121,6 +125,7 @@ class ShardReader:
         self._clock = clock
         self._timestamp = initial_timestamp
         self._identity = identity
+        self._distribution = distribution
         resume = resume or Resume()
         self._iterator = resume.iterator
         self._last_sequence_number = resume.last_sequence_number
@@ -167,6 +172,7 @@ class ShardReader:
             UnavailableError: The call failed, or the response is invalid. Call again later.
             NotFoundError: The stream or the shard does not exist.
             StreamReplacedError: The response may be about another stream that has the name now.
+            AwsError: It is not known whether KPL aggregates of the page are dropped.
         """
         if self.ended:
             return None
@@ -279,11 +285,7 @@ class ShardReader:
         ended = page.next_iterator is None
         if page.records.num_rows == 0:
             return self.empty_end(page.millis_behind_latest, page.child_shards) if ended else None
-        whole = (
-            Deaggregated(page.records)
-            if self._settings.skip_kpl_deaggregation
-            else deaggregate(page.records, self._hash_key_range)
-        )
+        whole = self._deaggregated(page.records)
         records = whole.records
         is_resumed = self._last_sequence_number is None and not self._start.is_sentinel
         if is_resumed or self._gaps.anchor is not None:
@@ -308,6 +310,17 @@ class ShardReader:
             page.child_shards if ended else None,
             rejected=self._rejected(whole),
         )
+
+    def _deaggregated(self, records: pa.Table) -> Deaggregated:
+        if self._settings.skip_kpl_deaggregation:
+            return Deaggregated(records)
+        whole = deaggregate(records, self._hash_key_range)
+        if self._distribution is not None:
+            if records.column("partition_key").null_count:
+                self._distribution.note_keyless(self._stream)
+            if whole.dropped_aggregates and self._distribution.is_automatic(self._stream):
+                return deaggregate(records, None)
+        return whole
 
     def _rejected(self, whole: Deaggregated) -> AggregatesRejected | None:
         if not (whole.over_limit or whole.dropped_aggregates or whole.unknown_keys):

@@ -20,6 +20,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, SettingsError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient, ShardClient
+from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
@@ -43,6 +44,7 @@ class Retrieval:
 
     Attributes:
         identity: Confirms ends and losses of shards.
+        distribution: Knows which streams distribute their records themselves.
         gaps: Gaps that the readers have found.
     """
 
@@ -72,6 +74,7 @@ class Retrieval:
             )
         self._registered = False
         self.identity = StreamIdentityCheck(kinesis, clock)
+        self.distribution = RecordDistribution(kinesis, clock, events)
         self.gaps = FoundGaps(clock)
 
     def register_consumers(self, streams: Iterable[StreamId]) -> None:
@@ -156,4 +159,5 @@ class Retrieval:
             ),
             identity=self.identity,
             on_gap=partial(self.gaps.note, lease_key, stream),
+            distribution=self.distribution,
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from deltalake import DeltaTable
 
@@ -21,6 +21,7 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pipeline import KinesisPipeline, sink_address
+from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY
 from kcl_pipeline.testing.failures import FailingKinesis, Failures, WorkerProcess, failing_sink
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -65,6 +66,8 @@ class PipelineTest:
     Args:
         pipeline: The pipeline, with a `DeltaSink`. It is not changed.
         shards: Number of shards of each stream.
+        record_distribution: `AUTO`: the streams take records without a partition key, and choose
+            the shard of each record themselves.
 
     Raises:
         SettingsError: The sink is not a `DeltaSink`.
@@ -77,7 +80,13 @@ class PipelineTest:
     events: EventLog
     """The events of all workers and leaders."""
 
-    def __init__(self, pipeline: KinesisPipeline, *, shards: int = 1) -> None:
+    def __init__(
+        self,
+        pipeline: KinesisPipeline,
+        *,
+        shards: int = 1,
+        record_distribution: Literal["AUTO", "USER_PARTITION_KEY"] = USER_PARTITION_KEY,
+    ) -> None:
         if not isinstance(pipeline.sink, DeltaSink):
             raise SettingsError(
                 "PipelineTest needs a pipeline with a DeltaSink. Call the function of a "
@@ -103,7 +112,8 @@ class PipelineTest:
         self._clock = SystemClock()
         self.kinesis = KinesisModel(self._clock)
         for stream in pipeline.settings.streams:
-            self.kinesis.call("CreateStream", StreamName=_name(stream), ShardCount=shards)
+            self.kinesis.create_stream(_name(stream), shards, record_distribution)
+        self._is_keyless = record_distribution == AUTO
         self._leases = InMemoryLeaseTable(clock=self._clock, exists=False)
         self._metrics = InMemoryWorkerMetricsTable(clock=self._clock, exists=False)
         self._coordinator = InMemoryCoordinatorStateTable(clock=self._clock, exists=False)
@@ -130,13 +140,15 @@ class PipelineTest:
         Args:
             payloads: The data. A string is encoded as UTF-8, and a mapping as JSON.
             stream: The stream. None: the first one of the pipeline.
-            partition_key: The partition key of all records. None: another one for each record.
+            partition_key: The partition key of all records. None: another one for each record, or
+                no key if the streams take records without one.
         """
         for payload in payloads:
             self.kinesis.call(
                 "PutRecord",
                 StreamName=stream or _name(self.pipeline.settings.streams[0]),
-                PartitionKey=partition_key or f"key-{self._records}",
+                PartitionKey=partition_key
+                or (None if self._is_keyless else f"key-{self._records}"),
                 Data=encode(payload),
             )
             self._records += 1

@@ -48,7 +48,7 @@ def make_records(
     *,
     stream: str = "orders",
     shard_id: str = "shardId-000000000000",
-    partition_key: str = "key",
+    partition_key: str | None = "key",
 ) -> pa.Table:
     """Return records with these payloads as a transform receives them (`RECORD_SCHEMA`).
 
@@ -58,7 +58,7 @@ def make_records(
         payloads: The data of each record.
         stream: Name of the stream.
         shard_id: The shard.
-        partition_key: The partition key.
+        partition_key: The partition key. None: the records were put without a key.
     """
     rows = [
         {

@@ -57,6 +57,17 @@ def test_records_are_in_the_order_of_their_numbers_and_as_they_were(uri: str) ->
     assert (found.records, found.streams) == (3, {"orders": 1})
 
 
+def test_a_record_without_a_key_is_read(uri: str) -> None:
+    store(uri, letter("8"), letter("9", partition_key=None))
+    found = opened(uri)
+    (shard,) = found.shards
+    (page,) = shard.pages
+    records = found.read(shard, page)
+    assert records.schema == RECORD_SCHEMA
+    assert records["partition_key"].to_pylist() == ["k", None]
+    assert mark_records(uri, None, found.named(), LATER) == 2
+
+
 def test_pages_are_bounded_and_never_cut_a_sequence_number(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,12 +141,12 @@ def test_rows_that_are_no_records_are_counted_and_left_out(
         letter("007"),
         letter("9" * 130),
         letter(2, sub=-1),
-        *(letter(3, **{name: None}) for name in ("data", "partition_key", "stream", "shard_id")),
+        *(letter(3, **{name: None}) for name in ("data", "stream", "shard_id")),
         letter(4, approximate_arrival_timestamp=None),
     )
     found = opened(uri)
     assert data(found) == [[[b"1/0"]]]
-    assert (found.records, found.unreadable) == (1, 9)
+    assert (found.records, found.unreadable) == (1, 8)
     assert "lease_key=shardId-000000000000" in found.example
     assert mark_records(uri, None, found.named(), LATER) == 1
     assert marked(uri) == [b"1/0"]
@@ -144,7 +155,7 @@ def test_rows_that_are_no_records_are_counted_and_left_out(
     store(uri, *(letter(7, approximate_arrival_timestamp=at, data=b"%d" % at.day) for at in times))
     found = opened(uri)
     assert data(found) == [[[b"1"]], [[b"2"]]]
-    assert (found.records, found.unreadable) == (2, 10)
+    assert (found.records, found.unreadable) == (2, 9)
     assert mark_records(uri, None, found.named(), LATER + SECOND) == 2
 
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
+import cbor2
 import pytest
 
-from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.errors import InvalidRequestError, UnavailableError
-from kcl_pipeline.kinesis.boto import CBOR_TRIALS, BotoKinesis
+from kcl_pipeline.kinesis.boto import CBOR_TRIALS, JSON_SECONDS, BotoKinesis
 from kcl_pipeline.kinesis.decode import bodies as decode
 from kcl_pipeline.kinesis.decode.json_columns import MIN_BYTES
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import Fault, FaultRule
+from kcl_pipeline.local.kinesis import codec
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.clock import ShiftedClock
 from tests.support.local_aws import ZERO, client
 
 
 class Asked:
     """Content types of the requests and responses of a client."""
 
-    def __init__(self, aws: EmbeddedAws, body_format: str) -> None:
+    def __init__(self, aws: EmbeddedAws, body_format: str, clock: Clock | None = None) -> None:
         made = client(aws)
         self.types: list[str] = []
         self.kinesis = BotoKinesis(
-            made, RetrievalSettings(body_format=body_format), ShardSyncSettings(), SystemClock()
+            made,
+            RetrievalSettings(body_format=body_format),
+            ShardSyncSettings(),
+            clock or SystemClock(),
         )
         made.meta.events.register("before-send.kinesis.GetRecords", self._note)
 
@@ -114,6 +121,89 @@ def test_auto_keeps_cbor_that_has_worked(aws: EmbeddedAws) -> None:
     whole = asked.read("long")
     aws.fault_rules.replace([FaultRule(operation="GetRecords", kind="error500", count=CBOR_TRIALS)])
     for _ in range(CBOR_TRIALS):
+        with pytest.raises(UnavailableError):
+            asked.read("long")
+    asked.types.clear()
+    assert asked.read("long") == whole
+    assert asked.types == ["cbor"]
+
+
+def as_base64(records: list[dict[str, Any]]) -> None:
+    """kinesis-mock and LocalStack: the data is text in base64."""
+    for record in records:
+        record["Data"] = base64.b64encode(record["Data"]).decode()
+
+
+def as_buffer(records: list[dict[str, Any]]) -> None:
+    """kinesalite: the data is the JSON of a buffer of Node."""
+    for record in records:
+        record["Data"] = {"type": "Buffer", "data": list(record["Data"])}
+
+
+def as_text(records: list[dict[str, Any]]) -> None:
+    """ministack: the data is text."""
+    for record in records:
+        record["Data"] = record["Data"].decode("latin-1")
+
+
+@pytest.fixture(params=[as_base64, as_buffer, as_text])
+def foreign(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded AWS writes records in CBOR as another server does."""
+    encode = codec.encode_read
+
+    def encode_read(content_type: str, read: Any) -> bytes:
+        body = encode(content_type, read)
+        if content_type != codec.CBOR:
+            return body
+        response = cbor2.loads(body, semantic_decoders={1: lambda value, *_: value})
+        request.param(response["Records"])
+        return cbor2.dumps(response)
+
+    monkeypatch.setattr(codec, "encode_read", encode_read)
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize("body_format", ["auto", "cbor"])
+def test_cbor_that_cannot_be_read_is_read_as_json_also_after_pages_without_records(
+    aws: EmbeddedAws, body_format: str
+) -> None:
+    fill(aws, "long")
+    whole = Asked(aws, "json").read("long")
+    asked = Asked(aws, body_format)
+    assert asked.read("empty") == []
+    for _ in range(3):
+        assert asked.read("long") == whole
+    assert asked.types.count("cbor") <= 2
+    assert asked.types[-1] == "json"
+
+
+def test_a_body_that_was_damaged_once_does_not_end_cbor(
+    aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(aws, "long")
+    clock = ShiftedClock()
+    asked = Asked(aws, "cbor", clock)
+    whole = asked.read("long")
+    with monkeypatch.context() as patch:
+        encode = codec.encode_read
+        patch.setattr(codec, "encode_read", lambda kind, read: encode(kind, read)[: len(kind)])
+        with pytest.raises(UnavailableError):
+            asked.read("long")
+    assert asked.read("long") == whole
+    assert asked.types == ["cbor", "cbor", "json", "json"]
+    clock.advance(JSON_SECONDS)
+    assert asked.read("long") == whole
+    assert asked.types[-1] == "cbor"
+
+
+def test_failures_of_the_network_do_not_end_cbor(aws: EmbeddedAws) -> None:
+    fill(aws, "long")
+    asked = Asked(aws, "auto")
+    whole = asked.read("long")
+    aws.fault_rules.replace(
+        [FaultRule(operation="GetRecords", kind="drop_after", count=2 * CBOR_TRIALS)]
+    )
+    for _ in range(2 * CBOR_TRIALS):
         with pytest.raises(UnavailableError):
             asked.read("long")
     asked.types.clear()

@@ -92,7 +92,10 @@ def test_streams_by_name_and_by_arn(side: Side) -> None:
     assert side.kinesis.resolve_stream(arn, multi_stream=True) == StreamId(
         "orders", "123456789012", 1_700_000_123, arn
     )
-    assert [params for _, params in side.calls] == [{"StreamName": "orders"}, {"StreamARN": arn}]
+    assert [params for _, params in side.calls] == [
+        {"StreamName": "orders"},
+        {"StreamName": "orders", "StreamARN": arn},
+    ]
     with pytest.raises(errors.NotFoundError, match="DescribeStreamSummary on missing"):
         side.kinesis.resolve_stream("missing", multi_stream=False)
     with pytest.raises(errors.SettingsError, match="is not the ARN of a stream"):
@@ -127,6 +130,35 @@ def test_pages_of_shards_are_followed_by_the_token_alone(side: Side, monkeypatch
     assert sent == [{"StreamName", "ShardFilter", "MaxResults"}, {"NextToken"}]
     monkeypatch.undo()
     assert shards == InMemoryKinesis(side.aws.kinesis).list_shards(stream)
+
+
+def test_a_listing_whose_token_expires_begins_again(side: Side, monkeypatch) -> None:
+    stream = side.stream("orders", shards=7)
+    listing = type(side.client).list_shards
+    expired = iter([True, False, True, False, False])
+
+    def paged(self, **request):
+        if "NextToken" not in request:
+            return listing(self, **request, MaxResults=3)
+        if next(expired, False):
+            side.fault("ListShards", "throttle", count=1, code="ExpiredNextTokenException")
+        return listing(self, **request)
+
+    monkeypatch.setattr(type(side.client), "list_shards", paged)
+    shards = side.kinesis.list_shards(stream)
+    assert [s.shard_id for s in shards] == [f"shardId-{i:012d}" for i in range(7)]
+    expired = iter([True] * 100)
+    with pytest.raises(errors.UnavailableError, match="took longer than its token is valid"):
+        side.kinesis.list_shards(stream)
+
+
+def test_the_strategy_of_a_stream_is_read_also_with_an_older_botocore(side: Side) -> None:
+    side.aws.kinesis.create_stream("spread", 1, "AUTO")
+    side.stream("orders")
+    shape = side.client.meta.service_model.shape_for("StreamDescriptionSummary")
+    shape.members.pop("RecordDistributionStrategy", None)
+    found = [side.kinesis.resolve_stream(name, multi_stream=False) for name in ("spread", "orders")]
+    assert [stream.record_distribution for stream in found] == ["AUTO", "USER_PARTITION_KEY"]
 
 
 def test_filters_reach_the_service(side: Side) -> None:

@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.kinesis.bounded import (
     MOST_BEHIND_MILLIS,
-    TOLERANCE,
     BoundedKinesis,
     is_past,
     within,
 )
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RECORD_SCHEMA, RecordsPage
 from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.local import EmbeddedAws
 from tests.support.local_aws import ZERO, new_stream, put
@@ -78,7 +77,7 @@ def test_the_lag_of_a_page_outside_the_range_is_limited():
 
 
 def test_a_shard_is_past_the_range_when_no_record_of_a_page_is_near_it():
-    late = END + TOLERANCE
+    late = END + ARRIVAL_TOLERANCE
     assert is_past(page(late, late + TICK), END)
     assert not is_past(page(late + TICK, late - TICK, late), END)
     assert not is_past(page(), END)

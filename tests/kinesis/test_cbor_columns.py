@@ -107,7 +107,10 @@ def same(body: bytes) -> None:
     style=st.sampled_from(STYLES),
     order=st.permutations(FIELDS).flatmap(
         lambda names: st.sampled_from(
-            [tuple(names), tuple(n for n in names if n != "EncryptionType")]
+            [
+                tuple(n for n in names if n not in missing)
+                for missing in ((), ("EncryptionType",), ("PartitionKey",))
+            ]
         )
     ),
     rows=st.lists(

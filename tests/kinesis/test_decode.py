@@ -29,10 +29,12 @@ RECORDS = st.lists(
         {
             "SequenceNumber": st.integers(0, 10**56).map(str),
             "Data": st.binary(max_size=200),
-            "PartitionKey": st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
             "ApproximateArrivalTimestamp": st.integers(0, 4_000_000_000_000),
         },
-        optional={"EncryptionType": st.sampled_from(["NONE", "KMS"])},
+        optional={
+            "PartitionKey": st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+            "EncryptionType": st.sampled_from(["NONE", "KMS"]),
+        },
     ),
     max_size=8,
 )
@@ -73,7 +75,7 @@ def expected(records) -> list[dict]:
             "shard_id": SHARD,
             "sequence_number": r["SequenceNumber"],
             "sub_sequence_number": 0,
-            "partition_key": r["PartitionKey"],
+            "partition_key": r.get("PartitionKey"),
             "explicit_hash_key": None,
             "data": r["Data"],
             "approximate_arrival_timestamp": datetime.fromtimestamp(
@@ -96,7 +98,30 @@ def test_both_formats_give_the_same_columns(records) -> None:
         page.records.validate(full=True)
         assert page.records.schema == RECORD_SCHEMA
         assert page.records.to_pylist() == expected(records)
-        assert page.bytes == sum(len(r["Data"]) + len(r["PartitionKey"].encode()) for r in records)
+        assert page.bytes == sum(
+            len(r["Data"]) + len(r.get("PartitionKey", "").encode()) for r in records
+        )
+
+
+@pytest.mark.parametrize("key", [{}, {"PartitionKey": None}])
+def test_a_long_page_with_and_without_keys(key: dict[str, None]) -> None:
+    """Every record, or every second one, has no key."""
+    bare = {"Data": b"x" * 2000, "ApproximateArrivalTimestamp": 1_760_000_000_123} | key
+    for records in (
+        [{"SequenceNumber": str(n), **bare} for n in range(600)],
+        [
+            {"SequenceNumber": str(n), **bare, **({"PartitionKey": f"k{n}"} if n % 2 else {})}
+            for n in range(600)
+        ],
+    ):
+        for body, kind in (
+            (as_json(records), JSON_CONTENT_TYPE),
+            (as_cbor(records), CBOR_CONTENT_TYPE),
+        ):
+            page = decode_page(body, kind, "orders", SHARD)
+            page.records.validate(full=True)
+            assert page.records.to_pylist() == expected(records)
+            assert page.bytes == sum(2000 + len(r.get("PartitionKey") or "") for r in records)
 
 
 @given(RECORDS)
@@ -116,7 +141,7 @@ def test_agrees_with_botocore(records) -> None:
     )
     rows = page.records.to_pylist()
     assert [(r["sequence_number"], r["data"], r["partition_key"]) for r in rows] == [
-        (r["SequenceNumber"], r["Data"], r["PartitionKey"]) for r in theirs["Records"]
+        (r["SequenceNumber"], r["Data"], r.get("PartitionKey")) for r in theirs["Records"]
     ]
     for ours, other in zip(rows, theirs["Records"], strict=True):
         assert (

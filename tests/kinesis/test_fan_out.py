@@ -63,6 +63,26 @@ def test_records_come_in_order_and_equal_to_polling(aws: EmbeddedAws) -> None:
     close(reader)
 
 
+def test_a_record_without_a_key_has_a_null_key(aws: EmbeddedAws) -> None:
+    world = FanOutWorld(aws).prepared()
+    arn = aws.kinesis.world.arn("orders")
+    aws.kinesis.call(
+        "UpdateStreamMode", StreamARN=arn, StreamModeDetails={"StreamMode": "ON_DEMAND"}
+    )
+    aws.kinesis.call(
+        "UpdateStreamRecordDistributionStrategy", StreamARN=arn, RecordDistributionStrategy="AUTO"
+    )
+    aws.kinesis.put("orders", [(None, b"a"), ("k", b"b"), (None, b"c")])
+    reader = world.reader()
+    rows = [row for chunk in take(reader, 3) for row in chunk.records.to_pylist()]
+    assert [(row["partition_key"], row["data"]) for row in rows] == [
+        (None, b"a"),
+        ("k", b"b"),
+        (None, b"c"),
+    ]
+    close(reader)
+
+
 def test_reading_begins_where_polling_would(aws: EmbeddedAws) -> None:
     put(aws, b"old")
     numbers = put(aws, b"a", aggregate_of([("k", None, b"b"), ("k", None, b"c")]), b"d")

@@ -58,6 +58,7 @@ def test_records_are_those_of_production():
     assert records.schema == RECORD_SCHEMA
     assert records.column("data").to_pylist() == [b"a", b"b", b'{"c": 1}']
     assert set(records.column("partition_key").to_pylist()) == {"k"}
+    assert make_records(["a"], partition_key=None).column("partition_key").null_count == 1
 
 
 def test_rows_and_errors_of_a_transform():
@@ -96,6 +97,19 @@ def test_a_pipeline_end_to_end():
         assert texts(test) == ["a", "b", "c"]
         folder = Path(test.pipeline.sink.uri).parent
     assert not folder.exists()
+
+
+def test_a_stream_that_takes_records_without_a_key():
+    def keep(records: pa.Table) -> pa.Table:
+        return parse(records).append_column("key", records.column("partition_key"))
+
+    with PipelineTest(pipeline(keep), shards=2, record_distribution="AUTO") as test:
+        test.put("a", "b", "bad")
+        test.put("c", partition_key="k")
+        test.run()
+        assert {row["text"]: row["key"] for row in test.rows()} == {"a": None, "b": None, "c": "k"}
+        (letter,) = test.dead_letters()
+        assert (letter["data"], letter["partition_key"]) == (b"bad", None)
 
 
 def test_two_streams_and_a_split():

@@ -11,6 +11,7 @@ from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, ThrottledError, UnavailableError
 from kcl_pipeline.events import (
+    AggregatesRejected,
     AwsTrouble,
     BatchCommitted,
     BatchRefused,
@@ -21,9 +22,10 @@ from kcl_pipeline.events import (
 from kcl_pipeline.kinesis.ranges import FetchedShard, RangesWritten
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON
-from kcl_pipeline.shards import StreamId
+from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY, StreamId
 from kcl_pipeline.worker.sources.ranges import RangeSource
 from kcl_pipeline.worker.summary import StopReason
+from tests.support.kpl_encoder import aggregate_of
 from tests.support.worker_world import World, numbered
 
 
@@ -268,6 +270,40 @@ def test_trouble_of_one_shard_is_told_and_holds_up_nobody():
     world.jobs.after = lambda done: done
     world.run(20.0)
     assert world.data() == sorted(world.sent)
+
+
+def distribute(world: World, strategy: str) -> None:
+    stream = world.model.stream("orders")
+    stream.mode = "ON_DEMAND"
+    world.model.call(
+        "UpdateStreamRecordDistributionStrategy",
+        StreamARN=stream.arn,
+        RecordDistributionStrategy=strategy,
+    )
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_aggregates_of_a_stream_that_spreads_records_are_kept(buffered: bool) -> None:
+    aggregate = aggregate_of([("k", str(n * 2**125), b"%d" % n) for n in range(8)])
+    members = [b"%d" % n for n in range(8)]
+    world = World(buffered=buffered)
+    world.run()
+    world.put(aggregate, key="a")
+    world.run()
+    assert (world.data(), len(world.of(AggregatesRejected))) == ([], 1), "KCL's rule"
+    distribute(world, AUTO)
+    world.put(aggregate, aggregate, key="a")
+    for _ in range(2):
+        world.model.call("PutRecord", StreamName="orders", Data=b"keyless")
+    world.run(20.0)
+    assert world.data() == sorted([*members * 2, b"keyless", b"keyless"])
+    assert len(world.of(AggregatesRejected)) == 1
+    distribute(world, USER_PARTITION_KEY)
+    world.clock.advance(600.0)
+    world.put(aggregate, key="a")
+    world.run(20.0)
+    assert len(world.data()) == 18
+    assert len({event.sequence_number for event in world.of(AggregatesRejected)}) == 2
 
 
 def test_latest_is_settled_by_this_process_and_tried_again_when_it_cannot_be():

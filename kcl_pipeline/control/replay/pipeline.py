@@ -12,7 +12,7 @@ from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink
-from kcl_pipeline.kinesis.bounded import TOLERANCE
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE
 from kcl_pipeline.leases.application.replay_record import ReplayRecord
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _of_range(record: ReplayRecord) -> dict[str, dict[str, Any]]:
     return {
         "shard_sync": {
             "initial_position_in_stream": "AT_TIMESTAMP",
-            "initial_timestamp": record.begin - TOLERANCE,
+            "initial_timestamp": record.begin - ARRIVAL_TOLERANCE,
         },
         "retrieval": {"arrived_from": record.begin, "arrived_before": record.end},
     }

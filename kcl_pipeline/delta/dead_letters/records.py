@@ -41,10 +41,12 @@ MAX_PAGE_RECORDS: Final = 10_000
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 
 _RECORD: Final = ", ".join(RECORD_SCHEMA.names)
-_SIZE: Final = "octet_length(encode(data, 'hex')) / 2 + octet_length(partition_key) as size"
+_SIZE: Final = (
+    "octet_length(encode(data, 'hex')) / 2 + coalesce(octet_length(partition_key), 0) as size"
+)
 _VALID: Final = (
-    "coalesce(stream is not null and shard_id is not null and partition_key is not null "
-    "and data is not null and approximate_arrival_timestamp is not null "
+    "coalesce(stream is not null and shard_id is not null and data is not null "
+    "and approximate_arrival_timestamp is not null "
     "and sub_sequence_number >= 0 "
     "and regexp_like(sequence_number, '^(0|[1-9][0-9]{0,128})$'), false)"
 )

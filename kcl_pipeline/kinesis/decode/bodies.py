@@ -45,7 +45,7 @@ _Millis = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class _Record(msgspec.Struct, rename="pascal", gc=False):
     sequence_number: str
     data: bytes
-    partition_key: str
+    partition_key: str | None = None
     approximate_arrival_timestamp: float = 0.0
     encryption_type: str | None = None
 
@@ -156,17 +156,21 @@ def _from_json(
 
 
 def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
-    micros, encryption = columns.arrival_micros, columns.encryption_types
+    micros = columns.arrival_micros
     rows = len(columns.data)
     return _table(
         stream,
         shard_id,
         columns.sequence_numbers,
-        columns.partition_keys,
+        _or_nulls(columns.partition_keys, rows),
         columns.data,
         np.zeros(rows, np.int64) if micros is None else micros,
-        pa.nulls(rows, pa.string()) if encryption is None else encryption,
+        _or_nulls(columns.encryption_types, rows),
     )
+
+
+def _or_nulls(values: pa.StringArray | None, rows: int) -> pa.StringArray:
+    return pa.nulls(rows, pa.string()) if values is None else values
 
 
 def _page(response: _Response, table: pa.Table) -> RecordsPage:
@@ -195,14 +199,15 @@ def records_table(
     shard_id: str,
     *,
     sequence_numbers: Sequence[str],
-    partition_keys: Sequence[str],
+    partition_keys: Sequence[str | None],
     data: Sequence[bytes],
     arrival_micros: npt.NDArray[np.int64],
     encryption_types: Sequence[str | None],
 ) -> pa.Table:
     """Return columns of equal length as a table (`RECORD_SCHEMA`) of plain records.
 
-    Sub-sequence numbers are 0, and explicit hash keys are null.
+    Sub-sequence numbers are 0, and explicit hash keys are null. A partition key is null if the
+    producer gave none.
 
     Raises:
         ValueError: A sequence number is not decimal.
@@ -292,7 +297,7 @@ def _from_cbor(body: bytes, stream: str, shard_id: str) -> RecordsPage:
         stream,
         shard_id,
         sequence_numbers=[r["SequenceNumber"] for r in records],
-        partition_keys=[r["PartitionKey"] for r in records],
+        partition_keys=[r.get("PartitionKey") for r in records],
         data=data,
         arrival_micros=micros,
         encryption_types=[r.get("EncryptionType") for r in records],

@@ -100,7 +100,7 @@ def cbor_columns_of(body: bytes) -> Columns | None:
     return Columns(
         frame,
         texts["SequenceNumber"],
-        texts["PartitionKey"],
+        texts.get("PartitionKey"),
         data,
         micros,
         texts.get("EncryptionType"),

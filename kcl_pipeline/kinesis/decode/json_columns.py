@@ -45,8 +45,8 @@ MAX_ARRIVAL_SECONDS: Final = 253_402_300_799
 """The years 1 to 9999, which Python's `datetime` and Spark support."""
 
 ARRIVAL: Final = "ApproximateArrivalTimestamp"
-REQUIRED: Final = frozenset({"SequenceNumber", "Data", "PartitionKey"})
-KNOWN: Final = REQUIRED | {ARRIVAL, "EncryptionType"}
+REQUIRED: Final = frozenset({"SequenceNumber", "Data"})
+KNOWN: Final = REQUIRED | {"PartitionKey", ARRIVAL, "EncryptionType"}
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -59,7 +59,7 @@ class Columns:
     Attributes:
         frame: The body with an empty list of records.
         sequence_numbers: Decimal strings.
-        partition_keys: Partition keys.
+        partition_keys: Partition keys. None: the records have none.
         data: Payloads, not de-aggregated.
         arrival_micros: Arrival times in epoch microseconds. None: the records have none.
         encryption_types: Encryption types. None: the records have none.
@@ -67,7 +67,7 @@ class Columns:
 
     frame: bytes
     sequence_numbers: pa.StringArray
-    partition_keys: pa.StringArray
+    partition_keys: pa.StringArray | None
     data: pa.BinaryArray
     arrival_micros: npt.NDArray[np.int64] | None
     encryption_types: pa.StringArray | None
@@ -113,7 +113,7 @@ def columns_of(body: bytes) -> Columns | None:
     return Columns(
         frame,
         texts["SequenceNumber"],
-        texts["PartitionKey"],
+        texts.get("PartitionKey"),
         data,
         micros,
         texts.get("EncryptionType"),

@@ -74,7 +74,7 @@ class Deaggregated:
             delivered or dropped.
         dropped_aggregates: KPL aggregates that were dropped.
         unknown_keys: User records that were delivered with the partition key of their aggregate,
-            because their own is unknown.
+            or with none if it has none, because their own is unknown.
         over_limit: Aggregates that were delivered as plain records, because they exceed a limit.
         first_rejected: Sequence number of the first aggregate that is counted above.
     """
@@ -173,19 +173,19 @@ class _Columns:
 
     rows: list[int] = field(default_factory=list)
     subs: list[int] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     hash_keys: list[str | None] = field(default_factory=list)
     data: list[bytes] = field(default_factory=list)
     unknown_keys: int = 0
 
-    def add_plain(self, row: int, key: str, hash_key: str | None, data: bytes) -> None:
+    def add_plain(self, row: int, key: str | None, hash_key: str | None, data: bytes) -> None:
         self.rows.append(row)
         self.subs.append(0)
         self.keys.append(key)
         self.hash_keys.append(hash_key)
         self.data.append(data)
 
-    def add_members(self, row: int, outer_key: str, members: tuple[UserRecord, ...]) -> int:
+    def add_members(self, row: int, outer_key: str | None, members: tuple[UserRecord, ...]) -> int:
         """Add the user records of an aggregate; return how many have no key of their own."""
         self.rows.extend([row] * len(members))
         self.subs.extend(range(len(members)))

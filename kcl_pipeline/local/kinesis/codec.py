@@ -39,11 +39,11 @@ class _PutRecords(msgspec.Struct):
     StreamARN: str | None = None
 
 
-class _Record(msgspec.Struct, gc=False):
+class _Record(msgspec.Struct, gc=False, omit_defaults=True):
     SequenceNumber: str
     ApproximateArrivalTimestamp: float
     Data: bytes
-    PartitionKey: str
+    PartitionKey: str | None = None
 
 
 _PUT_DECODER: Final = msgspec.json.Decoder(_PutRecords)
@@ -190,8 +190,8 @@ def _encode_page(content_type: str, read: Read, tail: Answer) -> bytes:
                 "SequenceNumber": n,
                 "ApproximateArrivalTimestamp": tag(_EPOCH_TAG, t),
                 "Data": d,
-                "PartitionKey": k,
             }
+            | ({} if k is None else {"PartitionKey": k})
             for n, t, d, k in columns
         ]
         return cbor2.dumps({"Records": records} | tail)
@@ -216,13 +216,10 @@ def checked_entries(
         raise KinesisError("ValidationException", problem.format("records"))
     entries: list[Entry] = []
     for i, (key, data, explicit) in enumerate(records, 1):
-        if key is None or data is None:
-            raise KinesisError(
-                "ValidationException",
-                problem.format(f"records.{i}.member.{'partitionKey' if key is None else 'data'}"),
-            )
+        if data is None:
+            raise KinesisError("ValidationException", problem.format(f"records.{i}.member.data"))
         if (
-            not isinstance(key, str)
+            not isinstance(key, str | None)
             or not isinstance(data, bytes)
             or not isinstance(explicit, str | None)
         ):

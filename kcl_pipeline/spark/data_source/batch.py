@@ -60,7 +60,14 @@ def plan_ranges(
     position = TRIM_HORIZON if start.millis is None else AT_TIMESTAMP
     first = ShardOffset(position, timestamp_millis=start.millis)
     ranges = [
-        ReadRange(stream, shard.shard_id, shard.hash_key_range, first, before_millis=end.millis)
+        ReadRange(
+            stream,
+            shard.shard_id,
+            shard.hash_key_range,
+            first,
+            from_millis=start.millis,
+            before_millis=end.millis,
+        )
         for shard in sorted(shards, key=lambda s: s.shard_id)
     ]
     if start.kind == "OFFSETS":

@@ -12,16 +12,16 @@ from typing import Final
 from kcl_pipeline.background import Background
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
-from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import Chunk, KinesisClient
+from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.position import Position
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 from kcl_pipeline.spark.data_source.read import (
-    LOG,
     ReadRange,
     ReadRules,
     StartWatch,
+    log_event,
     open_reader,
     reached,
 )
@@ -46,6 +46,7 @@ class ShardFeed:
         rules: ReadRules,
         clock: Clock,
         tip_moment: float | None,
+        distribution: RecordDistribution,
     ) -> None:
         self._watch = StartWatch(kinesis, wanted, rules)
         self.lease_key = feed_key((wanted.stream.name, wanted.shard_id))
@@ -61,7 +62,9 @@ class ShardFeed:
         self._about = wanted
         self._rules = rules
         self._clock = clock
-        self._reader = open_reader(self._watch, wanted, rules.retrieval, clock, self.lease_key)
+        self._reader = open_reader(
+            self._watch, wanted, rules.retrieval, clock, self.lease_key, distribution
+        )
 
     @property
     def read_up_to_millis(self) -> int | None:
@@ -123,7 +126,8 @@ class Feeds:
         self._kinesis = kinesis
         self._rules = rules
         self._clock = clock
-        self._prefetcher = Prefetcher(rules.retrieval, clock, rng, _log)
+        self._prefetcher = Prefetcher(rules.retrieval, clock, rng, log_event)
+        self._distribution = RecordDistribution(kinesis, clock, log_event)
         self._background = Background(clock)
         self._feeds: dict[ShardKey, ShardFeed] = {}
         self._threads = threads
@@ -137,7 +141,14 @@ class Feeds:
 
     def begin(self, key: ShardKey, wanted: ReadRange) -> None:
         """Start to read a shard."""
-        feed = ShardFeed(self._kinesis, wanted, self._rules, self._clock, self.tip_moment)
+        feed = ShardFeed(
+            self._kinesis,
+            wanted,
+            self._rules,
+            self._clock,
+            self.tip_moment,
+            self._distribution,
+        )
         self._feeds[key] = feed
         self._prefetcher.add(feed)
         if self._threads and not self._running:
@@ -230,7 +241,3 @@ class Feeds:
 def feed_key(key: ShardKey) -> str:
     """The key of a feed's chunks. It contains the stream, because shard ids are not unique."""
     return f"{key[0]}/{key[1]}"
-
-
-def _log(event: Event) -> None:
-    LOG.warning("%s", event)

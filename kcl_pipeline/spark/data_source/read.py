@@ -11,10 +11,11 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
@@ -25,13 +26,17 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
+from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import (
+    ARRIVAL_TOLERANCE,
     Chunk,
     IteratorType,
+    KinesisClient,
     LatestIterator,
     RecordsPage,
     ShardClient,
 )
+from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.prefetch.pacing import Pace
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
@@ -80,6 +85,7 @@ class ReadRange:
         through: End of the range (inclusive); None for the end of the shard when the read starts.
         first_sequence_number: First record of the range when it was planned (inclusive), if the
             start is not a sequence number.
+        from_millis: Only records that arrived at this time or later (epoch milliseconds).
         before_millis: Only records that arrived earlier (epoch milliseconds).
     """
 
@@ -89,6 +95,7 @@ class ReadRange:
     start: ShardOffset
     through: Position | None = None
     first_sequence_number: str | None = None
+    from_millis: int | None = None
     before_millis: int | None = None
 
     def __str__(self) -> str:
@@ -221,6 +228,7 @@ def open_reader(
     settings: RetrievalSettings,
     clock: Clock,
     lease_key: str,
+    distribution: RecordDistribution,
 ) -> ShardReader:
     """Open a reader at the start of the range."""
     start = wanted.start
@@ -242,11 +250,12 @@ def open_reader(
         settings,
         clock,
         initial_timestamp=timestamp,
+        distribution=distribution,
     )
 
 
 def read_range(
-    kinesis: ShardClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
+    kinesis: KinesisClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
 ) -> Iterator[pa.Table]:
     """Yield the rows of the range per response, as tables of `RECORD_SCHEMA` with rows.
 
@@ -256,7 +265,10 @@ def read_range(
         UnavailableError: The shard did not respond for `retry_seconds`.
     """
     watch = StartWatch(kinesis, wanted, rules)
-    reader = open_reader(watch, wanted, rules.retrieval, clock, wanted.shard_id)
+    distribution = RecordDistribution(kinesis, clock, log_event)
+    reader = open_reader(
+        watch, wanted, rules.retrieval, clock, wanted.shard_id, distribution=distribution
+    )
     pace = Pace(rules.retrieval.idle_time_between_reads_in_millis / 1000, due=clock.monotonic())
     began = clock.monotonic()
     while True:
@@ -271,9 +283,7 @@ def read_range(
             yield rows
         if wanted.through is not None and reader.position >= wanted.through:
             return
-        if at_tip or (
-            chunk is not None and rows is not None and rows.num_rows < chunk.records.num_rows
-        ):
+        if at_tip or (chunk is not None and _arrived_after(chunk.records, wanted)):
             break
     if wanted.through is not None:
         rules.lost(f"{wanted} cannot be read again: the shard's last record is {reader.position}")
@@ -314,11 +324,30 @@ def _read_with_retries(
 def _wanted_rows(records: pa.Table, wanted: ReadRange) -> pa.Table:
     if wanted.through is not None:
         records = up_to_position(records, wanted.through)
+    # A record belongs to the range by its own arrival time. Kinesis does not promise that these
+    # times increase.
+    if wanted.from_millis is not None:
+        records = records.filter(pc.greater_equal(_arrivals(records), wanted.from_millis * 1000))
     if wanted.before_millis is not None:
-        arrivals = records.column("approximate_arrival_timestamp").cast(pa.int64()).to_numpy()
-        late = (arrivals >= wanted.before_millis * 1000).nonzero()[0]
-        records = records.slice(0, int(late[0])) if len(late) else records
+        records = records.filter(pc.less(_arrivals(records), wanted.before_millis * 1000))
     return records
+
+
+def _arrived_after(records: pa.Table, wanted: ReadRange) -> bool:
+    """Return whether all records, and so the later ones, arrived after the range."""
+    if wanted.before_millis is None or not records.num_rows:
+        return False
+    end = (wanted.before_millis + ARRIVAL_TOLERANCE // timedelta(milliseconds=1)) * 1000
+    return bool(pc.min(_arrivals(records)).as_py() >= end)
+
+
+def _arrivals(records: pa.Table) -> pa.ChunkedArray:
+    return records.column("approximate_arrival_timestamp").cast(pa.int64())
+
+
+def log_event(event: Event) -> None:
+    """Log an event of a reader as a warning."""
+    LOG.warning("%s", event)
 
 
 def up_to_position(records: pa.Table, position: Position) -> pa.Table:

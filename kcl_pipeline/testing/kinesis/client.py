@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -23,7 +24,7 @@ from kcl_pipeline.kinesis.client import (
     RecordsPage,
     ShardFilterType,
 )
-from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.shards import USER_PARTITION_KEY, HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.kinesis import data as data_plane
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -123,11 +124,16 @@ class InMemoryKinesis:
             summary = self.model.call("DescribeStreamSummary", **named)["StreamDescriptionSummary"]
         arn, name = str(summary["StreamARN"]), str(summary["StreamName"])
         millis = int(summary["StreamCreationTimestamp"])
-        hours = int(summary["RetentionPeriodHours"])
+        stream = StreamId(
+            name,
+            arn=arn,
+            created_millis=millis,
+            retention_hours=int(summary["RetentionPeriodHours"]),
+            record_distribution=summary.get("RecordDistributionStrategy", USER_PARTITION_KEY),
+        )
         if not multi_stream:
-            return StreamId(name, arn=arn, created_millis=millis, retention_hours=hours)
-        account = arn.split(":")[4]
-        return StreamId(name, account, millis // 1000, arn, millis, retention_hours=hours)
+            return stream
+        return replace(stream, account=arn.split(":")[4], creation_epoch=millis // 1000)
 
     def list_shards(  # noqa: D102 (documented by the protocol)
         self,

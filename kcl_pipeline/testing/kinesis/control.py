@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kcl_pipeline.shards import MAX_HASH_KEY
+from kcl_pipeline.shards import AUTO, MAX_HASH_KEY, USER_PARTITION_KEY
 from kcl_pipeline.testing.kinesis.errors import (
     KinesisError,
     constraint,
@@ -22,6 +22,7 @@ from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS, Stream
 ON_DEMAND_SHARDS: Final = 4
 MAX_TAGS: Final = 50
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_DISTRIBUTIONS: Final = (AUTO, USER_PARTITION_KEY)
 _MODES: Final = ("PROVISIONED", "ON_DEMAND")
 _MIN_RETENTION_HOURS: Final = 24
 _MAX_RETENTION_HOURS: Final = 8760
@@ -48,6 +49,26 @@ def _mode_of(params: Params) -> str:
             "streamModeDetails.streamMode", mode, f"satisfy enum value set: [{', '.join(_MODES)}]"
         )
     return mode
+
+
+def _distribution_of(params: Params, mode: str) -> str:
+    strategy = str(params.get("RecordDistributionStrategy") or USER_PARTITION_KEY)
+    if strategy not in _DISTRIBUTIONS:
+        raise constraint(
+            "recordDistributionStrategy",
+            strategy,
+            f"satisfy enum value set: [{', '.join(_DISTRIBUTIONS)}]",
+        )
+    _check_distribution(strategy, mode)
+    return strategy
+
+
+def _check_distribution(strategy: str, mode: str) -> None:
+    if strategy == AUTO and mode != "ON_DEMAND":
+        raise validation(
+            f"The record distribution strategy {AUTO} is only supported for streams in "
+            "ON_DEMAND mode."
+        )
 
 
 def _check_shard_limit(world: World, more: int) -> None:
@@ -82,9 +103,11 @@ def create_stream(world: World, params: Params) -> Answer:
             f"The account {world.settings.account} has {ON_DEMAND_STREAM_LIMIT} on-demand "
             "streams already."
         )
+    distribution = _distribution_of(params, mode)
     now_millis = world.now_millis()
     world.serial += 1
     stream = Stream(name, world.arn(name), world.settings.account, world.serial, now_millis, mode)
+    stream.record_distribution = distribution
     stream.max_record_bytes = int(params.get("MaxRecordSizeInKiB") or 1024) * 1024
     _add_tags(stream.tags, params.get("Tags") or {})
     world.streams[name] = stream
@@ -112,7 +135,16 @@ def delete_stream(world: World, params: Params) -> Answer:
 def update_stream_mode(world: World, params: Params) -> Answer:
     """UpdateStreamMode; only StreamARN can name the stream."""
     stream = world.active({"StreamARN": params["StreamARN"]})
-    stream.mode = _mode_of(params)
+    mode = _mode_of(params)
+    _check_distribution(stream.record_distribution, mode)
+    stream.mode = mode
+    return {}
+
+
+def update_record_distribution(world: World, params: Params) -> Answer:
+    """UpdateStreamRecordDistributionStrategy; only StreamARN can name the stream."""
+    stream = world.active({"StreamARN": params["StreamARN"]})
+    stream.record_distribution = _distribution_of(params, stream.mode)
     return {}
 
 

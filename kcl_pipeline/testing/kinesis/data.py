@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from hashlib import md5
 from typing import Any, Final
 
-from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard
+from kcl_pipeline.shards import AUTO, MAX_HASH_KEY, ChildShard
 from kcl_pipeline.testing.kinesis import sequence
 from kcl_pipeline.testing.kinesis.errors import (
     KinesisError,
@@ -31,8 +31,11 @@ _DEFAULT_RECORD_BYTES: Final = 1_048_576
 _MAX_KEY_LENGTH: Final = 256
 _HASH_KEY: Final = re.compile(r"0|[1-9]\d{0,38}")
 
-Entry = tuple[str, bytes, str | None]
-"""A record to put: partition key, data, explicit hash key."""
+Entry = tuple[str | None, bytes, str | None]
+"""A record to put: partition key, data, explicit hash key.
+
+Only a stream with the record distribution strategy AUTO accepts a record without a key.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,15 @@ def _check_entry(stream: Stream, entry: Entry, field: str) -> int:
     Raises ValidationException or InvalidArgumentException for an invalid record.
     """
     key, data, explicit = entry
-    if not key:
+    if key is None:
+        if stream.record_distribution != AUTO:
+            raise validation(
+                f"1 validation error detected: Value null at '{field}partitionKey' failed to "
+                "satisfy constraint: Member must not be null"
+            )
+    elif not key:
         raise constraint(f"{field}partitionKey", key, "have length greater than or equal to 1")
-    if len(key) > _MAX_KEY_LENGTH:
+    elif len(key) > _MAX_KEY_LENGTH:
         raise constraint(
             f"{field}partitionKey", key, f"have length less than or equal to {_MAX_KEY_LENGTH}"
         )
@@ -89,7 +98,7 @@ def _check_entry(stream: Stream, entry: Entry, field: str) -> int:
                 "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, "
                 f"2^128-1]. Specified value was {explicit}"
             )
-    size = len(data) + (len(key) if key.isascii() else len(key.encode()))
+    size = len(data) + len((key or "").encode())
     if size > stream.max_record_bytes:
         buffer = f"java.nio.HeapByteBuffer[pos=0 lim={len(data)} cap={len(data)}]"
         raise constraint(
@@ -135,10 +144,14 @@ def put_records(world: World, params: Params, entries: Sequence[Entry]) -> list[
 
 def _put(stream: Stream, entry: Entry, size: int, now_millis: int, now: float | None) -> Put:
     key, data, explicit = entry
-    shard = stream.route(
-        int(explicit)
-        if explicit is not None
-        else int.from_bytes(md5(key.encode(), usedforsecurity=False).digest(), "big")
+    shard = (
+        stream.next_shard()
+        if stream.record_distribution == AUTO
+        else stream.route(
+            int(explicit)
+            if explicit is not None
+            else int.from_bytes(md5((key or "").encode(), usedforsecurity=False).digest(), "big")
+        )
     )
     if now is not None and not shard.limits.admit_put(size, now):
         refused = throttled(shard.shard_id, stream.name, stream.account)
@@ -362,10 +375,10 @@ def entry_of(record: Any) -> Entry:
         record.get("Data"),
         record.get("ExplicitHashKey"),
     )
-    if not isinstance(key, str):
+    if not isinstance(key, str | None):
         raise validation(
-            "1 validation error detected: Value null at 'partitionKey' failed to satisfy "
-            "constraint: Member must not be null"
+            "1 validation error detected: Value at 'partitionKey' failed to satisfy "
+            "constraint: Member must be a string"
         )
     if isinstance(data, str):
         data = data.encode()

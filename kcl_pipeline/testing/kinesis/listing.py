@@ -72,11 +72,13 @@ def describe_stream(world: World, params: Params) -> Answer:
 def describe_stream_summary(world: World, params: Params) -> Answer:
     """DescribeStreamSummary."""
     stream = world.find(params)
-    counts = {
+    counts: Answer = {
         "OpenShardCount": len(stream.open_shards),
         "ConsumerCount": len(stream.consumers),
         "MaxRecordSizeInKiB": stream.max_record_bytes // 1024,
     }
+    if stream.mode == "ON_DEMAND":
+        counts["RecordDistributionStrategy"] = stream.record_distribution
     return {"StreamDescriptionSummary": _render_stream(stream) | counts}
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis import consumers, control, listing, subscriptions
 from kcl_pipeline.testing.kinesis import data as data_plane
@@ -75,7 +76,8 @@ def _get_records(world: World, params: Params) -> Answer:
         page.sequence_numbers, page.arrival_millis, page.data, page.partition_keys, strict=True
     )
     records = [
-        {"SequenceNumber": n, "ApproximateArrivalTimestamp": t, "Data": d, "PartitionKey": k}
+        {"SequenceNumber": n, "ApproximateArrivalTimestamp": t, "Data": d}
+        | ({} if k is None else {"PartitionKey": k})
         for n, t, d, k in columns
     ]
     return {"Records": records} | render_tail(read)
@@ -114,6 +116,7 @@ OPERATIONS: Final[Mapping[str, Callable[[World, Params], Answer]]] = {
     "UpdateMaxRecordSize": control.update_max_record_size,
     "UpdateShardCount": control.update_shard_count,
     "UpdateStreamMode": control.update_stream_mode,
+    "UpdateStreamRecordDistributionStrategy": control.update_record_distribution,
 }
 
 _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -128,7 +131,7 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "ListStreamConsumers": ("StreamARN",),
     "ListTagsForResource": ("ResourceARN",),
     "MergeShards": ("ShardToMerge", "AdjacentShardToMerge"),
-    "PutRecord": ("Data", "PartitionKey"),
+    "PutRecord": ("Data",),
     "PutRecords": ("Records",),
     "RegisterStreamConsumer": ("StreamARN", "ConsumerName"),
     "RemoveTagsFromStream": ("TagKeys",),
@@ -139,6 +142,7 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "UpdateMaxRecordSize": ("StreamARN", "MaxRecordSizeInKiB"),
     "UpdateShardCount": ("TargetShardCount", "ScalingType"),
     "UpdateStreamMode": ("StreamARN", "StreamModeDetails"),
+    "UpdateStreamRecordDistributionStrategy": ("StreamARN", "RecordDistributionStrategy"),
 }
 _PAGE_SIZES: Final = ("MaxResults", "Limit")
 _MOST_PER_PAGE: Final = 10_000
@@ -203,9 +207,20 @@ class KinesisModel:
     # -- typed shortcuts for tests and producers
     # ----------------------------------------------------------------------------
 
-    def create_stream(self, name: str, shard_count: int = 1) -> None:
-        """Create a provisioned stream with equally wide shards."""
+    def create_stream(
+        self, name: str, shard_count: int = 1, record_distribution: str = USER_PARTITION_KEY
+    ) -> None:
+        """Create a stream with equally wide shards: provisioned, with AUTO on demand."""
         self.call("CreateStream", StreamName=name, ShardCount=shard_count)
+        if record_distribution == AUTO:
+            arn = self.world.arn(name)
+            mode = {"StreamMode": "ON_DEMAND"}
+            self.call("UpdateStreamMode", StreamARN=arn, StreamModeDetails=mode)
+            self.call(
+                "UpdateStreamRecordDistributionStrategy",
+                StreamARN=arn,
+                RecordDistributionStrategy=record_distribution,
+            )
 
     def put_records(self, name: str, entries: Sequence[Entry]) -> list[Put]:
         """Store up to 500 records: (partition key, data, explicit hash key or None).
@@ -214,8 +229,8 @@ class KinesisModel:
         """
         return data_plane.put_records(self.world, {"StreamName": name}, entries)
 
-    def put(self, name: str, entries: Iterable[tuple[str, bytes]]) -> list[Put]:
-        """Store any number of records (partition key, data).
+    def put(self, name: str, entries: Iterable[tuple[str | None, bytes]]) -> list[Put]:
+        """Store any number of records (partition key or None, data).
 
         Raises `KinesisError` for the first record that is rejected.
         """

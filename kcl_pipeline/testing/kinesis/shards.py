@@ -22,7 +22,7 @@ class Page:
     """
 
     sequence_numbers: list[str]
-    partition_keys: list[str]
+    partition_keys: list[str | None]
     data: list[bytes]
     arrival_millis: list[int]
     next_index: int
@@ -62,7 +62,7 @@ class ShardLog:
         self._trimmed = 0
         self._last_arrival = opened_millis
         self._sequence_numbers: list[str] = []
-        self._partition_keys: list[str] = []
+        self._partition_keys: list[str | None] = []
         self._data: list[bytes] = []
         self._arrivals: list[int] = []
         self._written_bytes: list[int] = []
@@ -84,7 +84,7 @@ class ShardLog:
         """The index after the newest record."""
         return self._dropped + len(self._data)
 
-    def append(self, partition_key: str, data: bytes, size: int, now_millis: int) -> str:
+    def append(self, partition_key: str | None, data: bytes, size: int, now_millis: int) -> str:
         """Store a record and return its sequence number.
 
         `size` is the number of bytes that count against the page limit.

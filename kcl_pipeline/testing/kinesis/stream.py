@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard, HashKeyRange
+from kcl_pipeline.shards import MAX_HASH_KEY, USER_PARTITION_KEY, ChildShard, HashKeyRange
 from kcl_pipeline.testing.kinesis.errors import invalid_argument, not_found
 from kcl_pipeline.testing.kinesis.limits import TokenBucket
 from kcl_pipeline.testing.kinesis.shards import ShardLog
@@ -66,6 +66,7 @@ class Stream:
         self.serial = serial
         self.created_millis = created_millis
         self.mode = mode
+        self.record_distribution = USER_PARTITION_KEY
         self.status = "CREATING"
         self.retention_hours = 24
         self._removed_millis = created_millis  # the oldest time that all removed shards had left
@@ -80,6 +81,7 @@ class Stream:
         self._next_index = 0
         self._open: list[ShardLog] = []
         self._open_ends: list[int] = []
+        self._spread = 0
         self._pending: tuple[int, Callable[[int], None]] | None = None
 
     # -- state
@@ -155,6 +157,11 @@ class Stream:
     def route(self, hash_key: int) -> ShardLog:
         """The open shard whose range contains this hash key (0 ≤ key < 2^128)."""
         return self._open[bisect_left(self._open_ends, hash_key)]
+
+    def next_shard(self) -> ShardLog:
+        """The open shard for the next record of a stream that distributes records itself."""
+        self._spread += 1
+        return self._open[self._spread % len(self._open)]
 
     def create_shards(self, count: int, now_millis: int) -> None:
         """Create the first shards, equally wide."""

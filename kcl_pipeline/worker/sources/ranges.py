@@ -28,6 +28,7 @@ from kcl_pipeline.kinesis.ranges import (
 from kcl_pipeline.kinesis.reader import Resume
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.position import LATEST, Position
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
@@ -146,7 +147,11 @@ class RangeSource:
             raise
         by_key = {fetch.lease_key: fetch for fetch in fetches}
         done = replace(
-            done, shards=tuple(self._proven(by_key[s.lease_key], s) for s in done.shards)
+            done,
+            shards=tuple(
+                self._checked_aggregates(by_key[s.lease_key], self._proven(by_key[s.lease_key], s))
+                for s in done.shards
+            ),
         )
         self._note(chosen, done, began)
         sourced = self._sourced(batch_id, fetches, done, committed)
@@ -177,6 +182,46 @@ class RangeSource:
             shard = replace(shard, shard_end=None, error=f"{type(error).__name__}: {error}")
             return replace(shard, through=fetch.after, resume=fetch.resume) if is_first else shard
         return shard
+
+    def _checked_aggregates(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
+        """Accept that KPL aggregates were dropped only if the stream uses partition keys.
+
+        Otherwise, and if that is not known, the range is read again. Executors lack the permission
+        to ask.
+        """
+        if fetch.keeps_aggregates:
+            return shard
+        if shard.keyless:
+            self._retrieval.distribution.note_keyless(fetch.stream)
+        if shard.rejected is None or not shard.rejected.misplaced:
+            return shard
+        try:
+            if not self._retrieval.distribution.is_automatic(fetch.stream):
+                return shard
+            error = f"{fetch.stream.name} distributes its records itself: no aggregate is dropped"
+        except AwsError as found:
+            error = f"{type(found).__name__}: {found}"
+        return replace(
+            shard,
+            through=fetch.after,
+            resume=fetch.resume,
+            shard_end=None,
+            lost=False,
+            rejected=None,
+            gap=None,
+            error=error,
+        )
+
+    def _keeps_aggregates(self, stream: StreamId) -> bool:
+        distribution = self._retrieval.distribution
+        if not distribution.was_automatic(stream):
+            return False
+        try:
+            return distribution.is_automatic(stream)
+        except AwsError as error:
+            about = f"record distribution strategy of {stream.name}"
+            self._parts.events(AwsTrouble(about, str(error)))
+            return True
 
     def _choose(self, now: float) -> dict[str, _Cursor]:
         with self._lock:
@@ -209,7 +254,12 @@ class RangeSource:
             self._batch.max_batch_bytes, [None if one is None else one.bytes for one in wanted]
         )
         return tuple(
-            replace(cursor.fetch, max_records=most, max_bytes=most_bytes)
+            replace(
+                cursor.fetch,
+                max_records=most,
+                max_bytes=most_bytes,
+                keeps_aggregates=self._keeps_aggregates(cursor.fetch.stream),
+            )
             for cursor, most, most_bytes in zip(cursors, records, sizes, strict=True)
         )
 

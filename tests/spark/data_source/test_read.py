@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -103,6 +104,57 @@ def test_reads_between_two_times() -> None:
     }
     assert read_all(world, **between) == [b"1", b"2", b"3"]
     assert read_all(world, **between, maxRecordsPerFetch="1") == [b"1", b"2", b"3"]
+
+
+class Arriving(InMemoryKinesis):
+    """Records have these arrival times (seconds after `start`), which do not increase."""
+
+    def __init__(self, world: World, *seconds: float) -> None:
+        super().__init__(world.model)
+        self.start = datetime.fromtimestamp(round(world.clock.wall()), UTC)
+        self.seconds = [self.start + timedelta(seconds=one) for one in seconds]
+
+    def get_shard_iterator(self, stream, shard_id, iterator_type, **more) -> str:
+        return super().get_shard_iterator(stream, shard_id, "TRIM_HORIZON")
+
+    def get_records(self, stream, shard_id, iterator, limit) -> RecordsPage:
+        page = super().get_records(stream, shard_id, iterator, limit)
+        numbers = [int(data) for data in page.records.column("data").to_pylist()]
+        column = page.records.schema.get_field_index("approximate_arrival_timestamp")
+        times = pa.array([self.seconds[n] for n in numbers], RECORD_SCHEMA.field(column).type)
+        records = page.records.set_column(column, RECORD_SCHEMA.field(column), times)
+        return replace(page, records=records)
+
+
+@pytest.mark.parametrize("per_page", ["1", "2", "1000"])
+def test_a_record_belongs_to_a_time_range_by_its_own_time(per_page: str) -> None:
+    world = World(1)
+    world.put(*numbered(7))
+    world.kinesis = Arriving(world, 0, 12, 8, 30, 9, 70, 71)
+    world.clock.advance(120)
+    begin, end = (world.kinesis.start + timedelta(seconds=s) for s in (5, 10))
+    until = {"endingPosition": f"AT_TIMESTAMP {end.isoformat()}", "maxRecordsPerFetch": per_page}
+    assert read_all(world, **until) == [b"0", b"2", b"4"]
+    range_of = until | {"startingPosition": f"AT_TIMESTAMP {begin.isoformat()}"}
+    assert read_all(world, **range_of) == [b"2", b"4"]
+
+
+def test_a_record_without_a_key_and_aggregates_of_a_stream_that_spreads_them() -> None:
+    world = World(2)
+    stream = world.model.stream("orders")
+    stream.mode = "ON_DEMAND"
+    world.model.call(
+        "UpdateStreamRecordDistributionStrategy",
+        StreamARN=stream.arn,
+        RecordDistributionStrategy="AUTO",
+    )
+    everywhere = aggregate_of([("k", str(n * 2**125), b"%d" % n) for n in range(8)])
+    for _ in range(2):
+        world.model.call("PutRecord", StreamName="orders", Data=b"keyless")
+        world.put(everywhere, everywhere, key="a")
+    expected = sorted([*numbered(8) * 4, b"keyless", b"keyless"])
+    assert sorted(read_all(world)) == expected
+    assert sorted(data(Query(world).drain())) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
