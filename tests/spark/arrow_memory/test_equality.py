@@ -36,7 +36,11 @@ def numbered(first: int, last: int) -> pa.Table:
             "shard_id": f"shardId-{number % 3:012d}",
             "sequence_number": str(10**37 + number),
             "sub_sequence_number": number % 5,
-            "partition_key": f"key-{number % 50}" if number % 7 else f"schlüssel-{number}",
+            "partition_key": None
+            if number % 11 == 0
+            else f"key-{number % 50}"
+            if number % 7
+            else f"schlüssel-{number}",
             "explicit_hash_key": None if number % 3 else str(2**100 + number),
             "data": json.dumps(
                 {
