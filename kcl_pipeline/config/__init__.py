@@ -156,17 +156,6 @@ class LeaderSettings(StrictSettings):
     leader_heartbeat_period_millis: int = Field(
         2_500, ge=50, description="Unless set: a third of the duration. KCL: 30000"
     )
-    migrate_all_entities_to_lease_table: bool = Field(
-        False,
-        description="Move an application with three tables to the single table of KCL 3.5. Set it "
-        "for all workers and leaders",
-    )
-    table_migration_complete_bake_time_seconds: int = Field(
-        86_400,
-        ge=3_600,
-        le=604_800,
-        description="How long a migration can be taken back after all rows have moved",
-    )
 
     @model_validator(mode="after")
     def _duration_covers_two_heartbeats(self) -> Self:

@@ -18,7 +18,6 @@ from kcl_pipeline.events.leader import (
     LeasesCreated,
     MoveRefused,
     PlanMade,
-    TableMigrationChanged,
 )
 from kcl_pipeline.events.measurements import (
     CycleFinished,
@@ -120,7 +119,6 @@ __all__ = [
     "StallStep",
     "StreamUnavailable",
     "StreamsDiffer",
-    "TableMigrationChanged",
     "TaskFinished",
     "WorkerHung",
     "WorkerIdShared",

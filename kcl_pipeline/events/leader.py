@@ -33,18 +33,6 @@ class LeadershipLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TableMigrationChanged(Event):
-    """The leader moves the application to the single table of KCL 3.5.
-
-    Attributes:
-        status: The new status, as stored.
-    """
-
-    owner_name: str
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClientVersionChanged(Event):
     """A process has noticed, or written, another client version of the application.
 

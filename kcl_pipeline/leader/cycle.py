@@ -24,7 +24,6 @@ from kcl_pipeline.leader.election.lock import LeaderElection, NotLeadingError
 from kcl_pipeline.leader.election.times import lock_settings
 from kcl_pipeline.leader.liveness.liveness import Liveness
 from kcl_pipeline.leader.migration.client_version import UpgradeFrom2x, followed_version
-from kcl_pipeline.leader.migration.tables import TableMigrationPhase
 from kcl_pipeline.leader.moves import MoveWriter
 from kcl_pipeline.leader.phase import CycleContext, Deadline, Map, is_local
 from kcl_pipeline.leader.reads.schedule import LeaderReads
@@ -136,7 +135,6 @@ class LeaderCycle:
         )
         seen = (self._liveness, streams, self._sync, self._balance)
         self._reads = LeaderReads(settings, reads, *seen, clock, events)
-        self._migration = TableMigrationPhase(coordinator_table, self._election, clock, events)
         self._upgrade = UpgradeFrom2x(self._version, lease_table, clock, events)
         self._may_lead = self._busy = self.misses_table = False
         self._failures = 0
@@ -305,7 +303,6 @@ class LeaderCycle:
             context, self._liveness.unchanged_for(stale_seconds, context.scan_started)
         )
         self._reads.note_scan(context)
-        self._migration.advance(context)
         self._upgrade.advance(context)
 
     def _assign(self, context: CycleContext) -> None:

@@ -13,21 +13,30 @@ STATE_KEY = "TableMigration3.5"
 STATUS = "TABLE_MIGRATION_STATUS_"
 HOUR_MILLIS = 3_600_000
 BAKE_MILLIS = 25 * HOUR_MILLIS
-"""More than the default bake time of both sides."""
+"""More than the default bake time."""
+STAYS_SECONDS = 150
+"""Longer than Java needs from DEPLOYED to PENDING when no worker of ours runs."""
 
 
 def begin_deployed(fleet: InteropFleet) -> None:
-    """Create three tables whose fleet has published for an hour that it can move.
+    """Create three tables whose Java fleet has published for an hour that it can move."""
+    begin_at(fleet, "DEPLOYED")
 
-    The hour is the only part of the move that the suite does not wait for.
-    """
+
+def begin_init(fleet: InteropFleet) -> None:
+    """Create three tables whose Java fleet has just published that it can move."""
+    begin_at(fleet, "INIT")
+
+
+def begin_at(fleet: InteropFleet, status: str) -> None:
+    """Create three tables with a status of Java."""
     for rows in (fleet.tables.workers, fleet.tables.coordinator, fleet.tables.lease):
         rows.ensure_exists()
     now = int(fleet.clock.wall() * 1000)
     item = {
         "key": {"S": STATE_KEY},
         "entityType": {"S": "TABLE_MIGRATION"},
-        "tm": {"S": f"{STATUS}DEPLOYED"},
+        "tm": {"S": f"{STATUS}{status}"},
         "mb": {"S": "interop"},
         "mts": {"N": str(now - HOUR_MILLIS)},
         "h": {"L": []},
@@ -47,19 +56,31 @@ def _status(item: dict[str, Any]) -> str:
     return item.get("tm", {"S": ""})["S"].removeprefix(STATUS)
 
 
-def pending(fleet: InteropFleet) -> Found:
-    """The fleet moves its rows to the lease table."""
+def stays(fleet: InteropFleet) -> Found:
+    """Java workers that want to move the application do not, while a worker of ours lives."""
     mixed(fleet)
     table = f"{fleet.application.name}-CoordinatorState"
-    took = fleet.wait("PENDING", lambda: _status(state(fleet, table, "key")) == "PENDING", 300)
-    return Found("PENDING", took)
+    for _ in range(STAYS_SECONDS):
+        if (found := _status(state(fleet, table, "key"))) != "DEPLOYED":
+            raise CaseFailedError(f"the status is {found} beside a worker of ours")
+        fleet.clock.sleep(1)
+    for side in SIDES:
+        hand_over(fleet, side)
+    return Found(f"DEPLOYED after {STAYS_SECONDS} s")
 
 
-def complete(fleet: InteropFleet) -> Found:
-    """The bake time passes; the fleet works on one table, and new workers join it."""
-    pending(fleet)
+def moved(fleet: InteropFleet) -> Found:
+    """Java moves the application while none of ours runs; ours joins the single table after it.
+
+    The bake time is the only part of the move that the suite does not wait for.
+    """
+    mixed(fleet)
+    for ours in fleet.of("ours"):
+        fleet.stop(ours)
     name = fleet.application.name
     old = f"{name}-CoordinatorState"
+    fleet.wait("PENDING", lambda: _status(state(fleet, old, "key")) == "PENDING", 600)
+    said = _refused(fleet)
     changed = int(state(fleet, old, "key")["mts"]["N"])
     fleet.dynamodb.update_item(
         TableName=old,
@@ -72,11 +93,11 @@ def complete(fleet: InteropFleet) -> Found:
     )
     fleet.tables = fleet.open()
     fleet.wait("a leader on the single table", lambda: fleet.leader() is not None, 180)
+    fleet.start("ours")
+    mixed(fleet)
     for side in SIDES:
-        fleet.stop(fleet.of(side)[0])
-        mixed(fleet)
         hand_over(fleet, side)
-    return Found("COMPLETE", took)
+    return Found(said, took)
 
 
 def _version(fleet: InteropFleet) -> str:

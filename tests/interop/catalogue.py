@@ -12,7 +12,7 @@ NAMES = {"ours": "our worker", "java": "the Java worker"}
 CASES = (
     Case("join", "the second side joins and gets its share", join),
     Case("join-of-java", "for comparison: a second Java worker joins instead", join_of_java),
-    Case("pending", "the fleet moves its rows to the lease table", layouts.pending),
+    Case("stays", "Java, set to move the application, does not while ours runs", layouts.stays),
     *(Case(f"handoff-{side}", f"handoff by {NAMES[side]}", handoff(side)) for side in SIDES),
     *(Case(f"split-{side}", f"split of a shard of {NAMES[side]}", split(side)) for side in SIDES),
     Case("merge", "merge of two shards, one of each side", merge),
@@ -51,7 +51,7 @@ CASES = (
         for by in ("stop", "kill")
         for side in SIDES
     ),
-    Case("complete", "the move is completed, and new workers join", layouts.complete),
+    Case("moved", "Java moves the application alone, and ours joins", layouts.moved),
     Case("upgrade", "KCL 2.x is replaced, and comes back after a rollback", layouts.upgrade),
     Case("older", "a version without the single table has joined", layouts.older),
     Case("recreated", "the stream is created again, ours leads", layouts.recreated, repeats=True),

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .cases_layouts import begin_deployed
+from .cases_layouts import begin_deployed, begin_init
 from .catalogue import CASES
 from .fleet import InteropFleet
 
-SPECIAL = ("join-of-java", "prepared-ours", "pending", "complete", "upgrade", "older", "recreated")
+SPECIAL = ("join-of-java", "prepared-ours", "stays", "moved", "upgrade", "older", "recreated")
 ALL = tuple(case.name for case in CASES if case.name not in SPECIAL)
-MOVING = (*ALL, "pending", "complete")
+DEPLOYED = (*ALL, "stays", "moved")
 SHORT = (
     "join",
     "handoff-ours",
@@ -60,10 +60,7 @@ class Plan:
 
 
 MOVES: dict[str, Any] = {
-    "options": {
-        "settings": {"leader": {"migrate_all_entities_to_lease_table": True}},
-        "java_settings": {"coordinator.migrateAllEntitiesToLeaseTable": "true"},
-    },
+    "options": {"java_settings": {"coordinator.migrateAllEntitiesToLeaseTable": "true"}},
     "prepare": begin_deployed,
 }
 TAKES: dict[str, Any] = {"leaderless": True, "settings": {"coordination": "leaderless"}}
@@ -83,15 +80,22 @@ PLANS = (
     ),
     Plan("single-java", "single table, Java first", "3.5", "java", short=SHORT),
     Plan(
-        "moving-ours",
-        "moving to a single table, ours first",
+        "deployed-ours",
+        "three tables at `DEPLOYED`, Java set to move, ours first",
         "3.5",
         "ours",
-        MOVING,
-        ("join", "pending"),
+        DEPLOYED,
+        ("join", "stays"),
         **MOVES,
     ),
-    Plan("moving-java", "moving to a single table, Java first", "3.5", "java", MOVING, **MOVES),
+    Plan(
+        "deployed-java",
+        "three tables at `DEPLOYED`, Java first",
+        "3.5",
+        "java",
+        prepare=begin_deployed,
+    ),
+    Plan("init", "three tables at `INIT`, Java first", "3.5", "java", FEW, prepare=begin_init),
     Plan(
         "taking-ours",
         '`coordination="leaderless"`, ours first',

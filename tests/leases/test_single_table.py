@@ -247,7 +247,7 @@ def test_a_start_waits_while_another_program_may_be_creating_a_single_table():
         tables.lease.ensure_exists()
     world.leases.plant(VERSION_ITEM | {"mts": {"N": "1"}})
     tables.lease.ensure_exists()
-    assert tables.layout.placement().is_single
+    assert tables.layout.is_single()
 
     other = LayoutWorld()
     other.leases.ensure_exists()
@@ -280,4 +280,4 @@ def test_the_layout_is_found_anew_after_a_retirement():
         sensor.coordinator.read_lock()
     world.start()
     assert sensor.coordinator.read_lock() is None
-    assert not sensor.layout.placement().is_single
+    assert not sensor.layout.is_single()

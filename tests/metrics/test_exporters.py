@@ -40,7 +40,6 @@ HEALTHY = {
     ev.LeaseMoved,
     ev.MoveRefused,
     ev.DrainRequested,
-    ev.TableMigrationChanged,
     ev.CoordinationChanged,
     ev.ClientVersionChanged,
 }

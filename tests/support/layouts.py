@@ -19,20 +19,19 @@ class LayoutWorld:
         self.workers = MemoryStore(LEGACY_WORKERS, "wid", clock=self.clock, exists=exists)
         self.state = MemoryStore(LEGACY_STATE, "key", clock=self.clock, exists=exists)
 
-    def open(self, wanted: str = "auto", *, migrates: bool = False) -> Tables:
+    def open(self, wanted: str = "auto") -> Tables:
         """Open the application as another process does."""
         stores = self.leases.view(), self.workers.view(), self.state.view()
         layout = Layout(
             *stores,
             wanted=wanted,  # type: ignore[arg-type]
-            migrates=migrates,
             clock=self.clock,
         )
-        return open_rows(layout, self.clock, 3600)
+        return open_rows(layout, self.clock)
 
-    def start(self, wanted: str = "auto", *, migrates: bool = False) -> Tables:
+    def start(self, wanted: str = "auto") -> Tables:
         """Open the application and create what is missing, as a start does."""
-        tables = self.open(wanted, migrates=migrates)
+        tables = self.open(wanted)
         for table in (tables.lease, tables.workers, tables.coordinator):
             table.ensure_exists()
         return tables

@@ -3,7 +3,6 @@
 import pytest
 
 from kcl_pipeline.errors import IncompatibleTableError
-from kcl_pipeline.events import TableMigrationChanged
 from tests.support.layouts import LayoutWorld
 from tests.support.operator_world import OperatorWorld
 
@@ -65,51 +64,29 @@ def test_a_worker_before_3_5_that_joins_later_is_refused_at_the_next_start():
         world.one.start()
 
 
-class MovingFleet(OperatorWorld):
-    """Workers that move from three tables to one."""
+class ThreeTableFleet(OperatorWorld):
+    """Workers whose application has three tables, beside Java workers."""
 
     def make_tables(self):
         self.stores = LayoutWorld()
         self.stores.clock = self.clock
         for store in (self.stores.leases, self.stores.workers, self.stores.state):
             store._clock = self.clock
-        tables = self.stores.start(migrates=True)
+        tables = self.stores.start()
         return tables.lease, tables.workers, tables.coordinator
 
-    def status(self):
-        row = self.stores.state.rows().get("TableMigration3.5")
-        return None if row is None else row["tm"]["S"].rpartition("_")[2]
-
-    def age(self, seconds):
-        """As if this status were so old."""
-        row = self.stores.state.rows()["TableMigration3.5"]
-        then = int(row["mts"]["N"]) - seconds * 1000
-        self.stores.state.plant({**row, "mts": {"N": str(then)}})
+    def plant_status(self, name):
+        self.stores.state.plant(
+            {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{name}"}}
+        )
 
 
-def test_a_fleet_moves_to_the_single_table_while_it_works():
-    world = MovingFleet(shards=2, workers=("w-1", "w-2"))
+def test_a_fleet_works_at_deployed_and_ends_when_java_moves_the_application():
+    world = ThreeTableFleet(shards=2, workers=("w-1",))
+    world.plant_status("DEPLOYED")
     world.put(*(b"%d" % n for n in range(20)))
-    world.work_until(lambda: world.status() == "INIT")
-    world.age(3600)
-    world.work_until(lambda: world.status() == "DEPLOYED")
-    world.age(120)
-    world.work_until(lambda: world.status() == "PENDING", seconds=300)
-    assert "Migration3.0" in world.stores.leases.rows()
-    world.put(*(b"a%d" % n for n in range(20)))
-    world.crash("w-2")
-    world.start("w-3")
-    world.age(3600)
-    world.work_until(lambda: world.status() == "COMPLETE", seconds=300)
-    world.work_until(lambda: "Leader" in world.stores.leases.rows())
-    assert "Leader" not in world.stores.state.rows()
-    world.put(*(b"b%d" % n for n in range(20)))
-    world.work_until(lambda: len(world.data()) == 60)
-    assert world.data() == sorted(world.sent)
-    changes = [one.status for one in world.events if isinstance(one, TableMigrationChanged)]
-    assert [one.rpartition("_")[2] for one in changes] == [
-        "INIT",
-        "DEPLOYED",
-        "PENDING",
-        "COMPLETE",
-    ]
+    world.work_until(lambda: len(world.data()) == 20)
+    world.plant_status("PENDING")
+    with pytest.raises(IncompatibleTableError, match="move the application to the single table"):
+        world.work_until(lambda: False, seconds=120)
+    assert all(row.get("sup") is None for row in world.stores.workers.rows().values())

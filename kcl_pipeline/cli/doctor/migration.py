@@ -1,14 +1,12 @@
-"""Check the client version and the table layout: what they are, what comes next, and when."""
+"""Check the client version and the table layout."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.errors import KclError, UnreadableRowError
 from kcl_pipeline.leader.migration.client_version import READY_SECONDS
 from kcl_pipeline.leases.layout.layout import Layout
-from kcl_pipeline.leases.layout.migration_row import MigrationStatus, TableMigration
-from kcl_pipeline.leases.layout.migrator import ACTIVE_SECONDS, INIT_SECONDS
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import (
     CONFIG_3X,
@@ -21,6 +19,8 @@ from kcl_pipeline.leases.migration import (
 from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
 
 TOOL: Final = "KclMigrationTool.py of the Java KCL"
+ACTIVE_SECONDS: Final = 60
+"""Age of a worker metrics row, by its writer's clock, above which its worker counts as silent."""
 _READY: Final = f"{READY_SECONDS / 60:.0f} minutes"
 
 
@@ -95,52 +95,35 @@ def _silent(
     return sorted(owners - reporting)
 
 
-def check_layout(layout: Layout, lease_table: str, bake_seconds: float) -> Finding:
+def check_layout(layout: Layout, lease_table: str) -> Finding:
     """Check that the rows of the application are in one layout.
 
     Args:
         layout: The layout.
         lease_table: Name of the lease table.
-        bake_seconds: The setting `table_migration_complete_bake_time_seconds`.
     """
     subject = f"table {lease_table}"
     try:
         layout.refuse_two_layouts()
-        here = layout.placement()
-        if here.is_single:
+        is_single = layout.is_single()
+        if is_single:
             layout.refuse_old_workers()
     except KclError as error:
         return problem(subject, str(error), "find out which programs use the application")
-    if here.is_single:
+    if is_single:
         return ok(subject, "has all rows of the application: the single-table layout of KCL 3.5")
-    if here.stored is None:
+    if layout.status is None:
         return ok(subject, "has only leases: the three-table layout")
-    text = (
-        f"the application moves to the single-table layout of KCL 3.5: {here.stored.status}, set "
-        f"by {here.stored.modified_by} at {_time(here.stored.modified_millis)}"
+    return ok(
+        subject,
+        f"has only leases: the three-table layout. Java workers have set {layout.status}; no Java "
+        "leader moves the application while a worker of this package runs",
     )
-    return ok(subject, f"{text}; {_next_layout(here.stored, bake_seconds)}")
 
 
-def _next_layout(stored: TableMigration, bake_seconds: float) -> str:
-    setting = "leader.migrate_all_entities_to_lease_table"
-    if stored.status is MigrationStatus.INIT:
-        at = _time(stored.modified_millis, INIT_SECONDS)
-        return f"{MigrationStatus.DEPLOYED} comes next at {at}, if all workers still support it"
-    if stored.status is MigrationStatus.DEPLOYED:
-        return (
-            f"{MigrationStatus.PENDING} comes next when all workers run with {setting}, and none "
-            f"has reported into the worker-metrics table for {ACTIVE_SECONDS} s"
-        )
-    if stored.status is MigrationStatus.PENDING:
-        at = _time(stored.modified_millis, bake_seconds)
-        return f"{MigrationStatus.COMPLETE} comes next at {at}, if the workers keep {setting}"
-    return "nothing comes next"
-
-
-def _time(millis: int, later_seconds: float = 0.0) -> str:
+def _time(millis: int) -> str:
     try:
-        at = datetime.fromtimestamp(millis / 1000, UTC) + timedelta(seconds=later_seconds)
+        at = datetime.fromtimestamp(millis / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # somebody wrote it
         return "an unknown time"
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")

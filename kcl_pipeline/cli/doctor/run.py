@@ -144,8 +144,7 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
             yield found
         usable = usable and allowed
         if use.has_leases and allowed:
-            bake_seconds = app.settings.leader.table_migration_complete_bake_time_seconds
-            yield check_layout(layout, table, bake_seconds)
+            yield check_layout(layout, table)
     return usable
 
 

@@ -1,1 +1,1 @@
-"""Follow an application from KCL 2.x, and move it to the single table."""
+"""Follow an application from KCL 2.x."""

@@ -154,7 +154,7 @@ def deletions(
         AwsError: The layout cannot be read.
     """
     used, former = layout.tables(), layout.former_tables()
-    last = used[0] if layout.known.writes_to_lease_table else used[-1]
+    last = used[0] if layout.is_single() else used[-1]
     first = [one for one in (*former, used[0]) if one.name != last.name]
 
     def deletion(use: TableUse) -> DynamoDbDeletion:

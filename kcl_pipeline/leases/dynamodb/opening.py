@@ -76,7 +76,6 @@ def open_dynamodb(
         store(settings.worker_metrics_table_name, "wid", settings.worker_metrics_table),
         store(settings.coordinator_state_table_name, "key", settings.coordinator_state_table),
         wanted=settings.table_layout,
-        migrates=settings.leader.migrate_all_entities_to_lease_table,
         clock=clock,
     )
-    return open_rows(layout, clock, settings.leader.table_migration_complete_bake_time_seconds)
+    return open_rows(layout, clock)

@@ -1,11 +1,17 @@
-"""Find the layout of an application, follow its migration, and create missing tables.
+"""Find the layout of an application, create missing tables, and notice a move.
 
 The layout is found from the rows (protocol §4.2, §4.3):
 
-* There is a coordinator-state table. Its row `TableMigration3.5` has the status of the migration to
-  the single table. Without the row, the application has three tables.
+* There is a coordinator-state table. Its row `TableMigration3.5` has a status that Java workers
+  write. `COMPLETE` is the single table. No row, `INIT` and `DEPLOYED` are three tables: a fleet of
+  the Java KCL 3.5 with default settings stays at `DEPLOYED`. `PENDING` is refused, because the
+  rows of the application are in two tables then.
 * There is none, and the lease table has a row of the coordinator state: the single table.
-* There is neither. The application is new, and the settings decide.
+* There is neither. The application is new or of KCL 2.x, and the settings decide.
+
+An application keeps its layout. Only Java workers move it to the single table, while none of this
+package runs: in three tables our workers publish no support code and report in the worker-metrics
+table, so a Java leader completes no move while one of them lives.
 """
 
 from __future__ import annotations
@@ -20,16 +26,11 @@ from kcl_pipeline.errors import (
     IncompatibleTableError,
     NotFoundError,
     UnavailableError,
+    UnreadableRowError,
 )
 from kcl_pipeline.leases.attributes import int_of, text_of
 from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS, TABLE_MIGRATION_KEY
 from kcl_pipeline.leases.layout.entity_rows import WorkerEntityRows
-from kcl_pipeline.leases.layout.migration_row import (
-    MigrationStatus,
-    TableMigration,
-    migration_from_item,
-)
-from kcl_pipeline.leases.layout.placement import Placement, Where
 from kcl_pipeline.leases.state.serialization import (
     LAST_UPDATE,
     SUPPORT_CODE,
@@ -40,21 +41,20 @@ from kcl_pipeline.text import printable
 
 TableLayout = Literal["auto", "three", "single"]
 
-LOOK_SECONDS: Final = 60.0
-"""Time between two looks at the status while the application has a coordinator-state table."""
-PENDING_LOOK_SECONDS: Final = 5.0
-"""The same while the migration can complete."""
-SETTLING_SECONDS: Final = 2 * LOOK_SECONDS
-"""Age of the status `DEPLOYED` from which rows are written to the lease table.
-
-By then, every process has seen the status, and reads both tables.
-"""
+STATUS: Final = "tm"
+"""The attribute of `TableMigration3.5` with the status."""
+INIT: Final = "TABLE_MIGRATION_STATUS_INIT"
+DEPLOYED: Final = "TABLE_MIGRATION_STATUS_DEPLOYED"
+PENDING: Final = "TABLE_MIGRATION_STATUS_PENDING"
+COMPLETE: Final = "TABLE_MIGRATION_STATUS_COMPLETE"
 CREATION_SECONDS: Final = 10.0
 """How long a start waits for the program that has created an empty lease table."""
 SUPPORT_SECONDS: Final = 90
 """A support code is expired when `slu` is older than this (protocol §2.4: three Java reports)."""
 OLD_WORKER_SECONDS: Final = 600
 """Age of a row in an abandoned worker-metrics table above which its worker has ended."""
+SINGLE_TABLE_SUPPORT: Final = 1
+"""The support code of a worker that can work on the single table (protocol §2.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,13 @@ class TableUse:
 
 
 class Layout:
-    """The layout of one application, as one process follows it. Thread-safe.
+    """The layout of one application, as one process knows it. Thread-safe.
 
     Args:
         leases: The lease table.
         workers: The worker-metrics table of the three-table layout.
         coordinator: The coordinator-state table of the three-table layout.
         wanted: The setting `table_layout`.
-        migrates: The setting `migrate_all_entities_to_lease_table`.
         clock: The clock.
     """
 
@@ -95,18 +94,18 @@ class Layout:
         coordinator: RowStore,
         *,
         wanted: TableLayout = "auto",
-        migrates: bool = False,
         clock: Clock,
     ) -> None:
         self.leases = leases
         self.workers = workers
         self.coordinator = coordinator
         self.wanted = wanted
-        self.migrates = migrates
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: Placement | None = None
-        self._next_look = 0.0
+        self._is_single: bool | None = None
+        """None: not found yet, or the application has no tables yet."""
+        self.status: str | None = None
+        """The status of `TableMigration3.5` as last read. None: there is no such row."""
         self._first_empty: float | None = None
         self._is_settled = False
         self._ensured: list[RowStore] = []
@@ -114,54 +113,70 @@ class Layout:
         self.shared_workers = WorkerEntityRows(leases, workers.key_name)
 
     @property
-    def known(self) -> Placement:
-        """The placement as last seen, without a call."""
-        if self._known is not None:
-            return self._known
-        return Placement(Where.SINGLE if self.wanted == "single" else Where.THREE)
+    def is_known_single(self) -> bool:
+        """Whether it is the single table, as far as this process knows. Calls nothing."""
+        return self.wanted == "single" if self._is_single is None else self._is_single
 
-    def placement(self) -> Placement:
-        """Return the placement. Reads the status again when it may have changed.
+    def is_single(self) -> bool:
+        """Return whether all rows are in the lease table. Reads the tables until this is known.
 
         Raises:
             AwsError: The status cannot be read.
-            IncompatibleTableError: The status is unknown to this version.
+            IncompatibleTableError: Java workers move the application at this moment.
+            UnreadableRowError: The status is unknown.
         """
-        known = self._known
-        if known is not None and (known.is_single or self._clock.monotonic() < self._next_look):
-            return known
+        if self._is_single is not None:
+            return self._is_single
+        found = self._find()
         with self._lock:
-            return self._look()
+            if self._is_single is None:
+                self._is_single = found
+        return bool(found)
 
-    def look_again(self) -> None:
-        """Read the status before the next use, if the application is in its migration."""
-        if self._known is not None and self._known.stored is not None:
-            self._next_look = 0.0
+    @property
+    def may_have_shared_workers(self) -> bool:
+        """Whether Java workers may report in the lease table of an application with three tables.
+
+        They do so when they run with `migrateAllEntitiesToLeaseTable`, from `DEPLOYED` on.
+        """
+        return self.status == DEPLOYED
+
+    def verify(self) -> None:
+        """Read the status again. Only an application with three tables can be moved.
+
+        Raises:
+            AwsError: The status cannot be read.
+            IncompatibleTableError: Java workers move the application, or have moved it.
+            UnreadableRowError: The status is unknown.
+        """
+        if self._is_single is not False:
+            return
+        try:
+            has_moved = self._read_status()
+        except NotFoundError:  # the table was deleted; a later write creates it again
+            return
+        if has_moved:
+            raise IncompatibleTableError(
+                f"Java workers have moved the application to the single table {self.leases.name} "
+                "while this process ran; start it again, and it uses the single table"
+            )
 
     def forget(self) -> None:
         """Find the layout anew at the next use. A table was missing."""
-        self._known = None
+        self._is_single = None
         self._is_settled = False
-
-    def note(self, stored: TableMigration) -> None:
-        """Take over a status that this process has written."""
-        with self._lock:
-            self._keep(self._effective(stored))
 
     def tables(self) -> tuple[TableUse, ...]:
         """Return the tables that may have rows of the application. The lease table is the first."""
-        here = self.placement()
-        shared = here.reads_lease_table
+        is_single = self.is_single()
         lease = TableUse(
             self.leases.name,
             self.leases.key_name,
             has_leases=True,
-            has_workers=shared,
-            has_state=shared,
+            has_workers=is_single or self.may_have_shared_workers,
+            has_state=is_single,
         )
-        if here.is_single:
-            return (lease,)
-        return lease, *self.former_tables()
+        return (lease,) if is_single else (lease, *self.former_tables())
 
     def three_tables(self) -> tuple[TableUse, ...]:
         """Return the tables of the three-table layout, without a call."""
@@ -190,12 +205,10 @@ class Layout:
                 rows of programs that cannot work in it.
             UnavailableError: Another program seems to create the tables now. Try again.
         """
-        here = self.placement() if self._is_settled else self._settle()
+        is_single = self.is_single() if self._is_settled else self._settle()
         self._is_settled = True
-        if here.is_single:
+        if is_single:
             return store is self.leases and store.ensure_exists()
-        if here.where is Where.PENDING and store is self.workers:
-            return False
         if store is not self.leases:
             if store in self._ensured:
                 self._ensured.remove(store)
@@ -212,10 +225,9 @@ class Layout:
 
         Raises:
             IncompatibleTableError: The lease table has a row of the coordinator state, but the
-                coordinator-state table has no migration.
+                coordinator-state table has no status of a move.
         """
-        here = self.placement()
-        if here.where is not Where.THREE or here.stored is not None:
+        if self.is_single() or self.status is not None:
             return
         try:
             key = self._shared_key()
@@ -255,63 +267,59 @@ class Layout:
             if age < OLD_WORKER_SECONDS and not _supports_single_table(item):
                 self._refuse_worker(item, self.workers)
 
-    def _look(self) -> Placement:
-        known = self._known
-        if known is not None and known.is_single:
-            return known
+    def _find(self) -> bool | None:
+        """Return whether it is the single table; None if the application has no tables yet."""
         try:
-            item = self.coordinator.get(TABLE_MIGRATION_KEY)
+            return self._read_status()
         except NotFoundError:
             return self._without_coordinator()
         except AccessDeniedError:
+            # The settings say that there never was such a table.
             if self.wanted != "single":
                 raise
-            return self._without_coordinator()
-        return self._keep(self._effective(None if item is None else migration_from_item(item)))
+            return True
 
-    def _without_coordinator(self) -> Placement:
+    def _read_status(self) -> bool:
+        """Return whether the coordinator-state table says that the application has moved.
+
+        Raises:
+            NotFoundError: There is no such table.
+            IncompatibleTableError: The move is under way.
+            UnreadableRowError: The status is unknown.
+        """
+        item = self.coordinator.get(TABLE_MIGRATION_KEY)
+        status = None if item is None else text_of(item, STATUS) or ""
+        if status == PENDING:
+            raise IncompatibleTableError(
+                f"Java workers move the application to the single table {self.leases.name} at "
+                f"this moment (the row {TABLE_MIGRATION_KEY} of {self.coordinator.name} is at "
+                f"{PENDING}); start this worker when the row is at {COMPLETE}, or end the move "
+                "with migrateAllEntitiesToLeaseTable=false in all Java workers"
+            )
+        if status not in (None, INIT, DEPLOYED, COMPLETE):
+            raise UnreadableRowError(
+                f"the row {TABLE_MIGRATION_KEY} of {self.coordinator.name} has the unknown status "
+                f"{printable(status)!r}; find out which program wrote it"
+            )
+        self.status = status
+        return status == COMPLETE
+
+    def _without_coordinator(self) -> bool | None:
         try:
             is_single = self.wanted == "single" or self._shared_key() is not None
         except (NotFoundError, AccessDeniedError):  # as a new application; a later use tells more
             is_single = False
-        if not is_single:
-            self._known = None  # it may get tables at any moment
-            return Placement(Where.THREE)
-        return self._keep(Placement(Where.SINGLE))
-
-    def _keep(self, found: Placement) -> Placement:
-        is_near = found.where is Where.PENDING or (
-            found.stored is not None and found.stored.status is MigrationStatus.PENDING
-        )
-        seconds = PENDING_LOOK_SECONDS if is_near else LOOK_SECONDS
-        self._next_look = self._clock.monotonic() + seconds
-        self._known = found
-        return found
-
-    def _effective(self, stored: TableMigration | None) -> Placement:
-        """Return what the stored status means with the settings (protocol §4.3)."""
-        status = None if stored is None else stored.status
-        if status is MigrationStatus.COMPLETE:
-            return Placement(Where.SINGLE, stored)
-        if stored is not None and status is MigrationStatus.PENDING:
-            return Placement(Where.PENDING if self.migrates else Where.DEPLOYED, stored)
-        if stored is not None and status is MigrationStatus.DEPLOYED:
-            age = self._clock.wall() - stored.modified_millis / 1000
-            was_pending = any(one[0] == MigrationStatus.PENDING for one in stored.history)
-            moves = self.migrates and (age >= SETTLING_SECONDS or was_pending)
-            return Placement(Where.PENDING if moves else Where.DEPLOYED, stored)
-        return Placement(Where.THREE, stored)
+        return True if is_single else None
 
     def _shared_key(self) -> str | None:
         """Return the key of a coordinator-state row in the lease table, if there is one."""
         keys = reversed(COORDINATOR_KEYS)
         return next((key for key in keys if self.leases.get(key) is not None), None)
 
-    def _settle(self) -> Placement:
+    def _settle(self) -> bool:
         """Find the layout at a start, and refuse what does not fit. Writes nothing."""
-        with self._lock:
-            here = self._look()
-        if here.is_single:
+        is_single = self.is_single()
+        if is_single:
             if self.wanted == "three":
                 raise IncompatibleTableError(
                     f"table_layout='three', but the application has all rows in the table "
@@ -319,17 +327,16 @@ class Layout:
                     "application name"
                 )
             self.refuse_old_workers()
-            return here
-        if self._known is None:  # there is no coordinator-state table
+            return True
+        if self._is_single is None:  # there is no coordinator-state table
             self._await_creator()
-        elif self.wanted == "single" and not here.reads_lease_table:
+        elif self.wanted == "single":
             raise IncompatibleTableError(
                 f"table_layout='single', but the application has the table "
-                f"{self.coordinator.name}; write table_layout='auto', or another application "
-                "name, or move it with leader.migrate_all_entities_to_lease_table=True"
+                f"{self.coordinator.name}; write table_layout='auto', or another application name"
             )
         self.refuse_two_layouts()
-        return here
+        return False
 
     def _await_creator(self) -> None:
         try:

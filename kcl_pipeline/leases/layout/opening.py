@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import NotFoundError
+from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.layout.entity_rows import EntityRows
-from kcl_pipeline.leases.layout.layout import Layout
-from kcl_pipeline.leases.layout.migrator import Leading, TableMigrator
-from kcl_pipeline.leases.layout.routed import RoutedStore
+from kcl_pipeline.leases.layout.entity_rows import EntityRows, WorkerEntityRows
+from kcl_pipeline.leases.layout.layout import SINGLE_TABLE_SUPPORT, Layout
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
-from kcl_pipeline.leases.state.values import LeaderLock
 from kcl_pipeline.leases.state.worker_rows import WorkerRows
+from kcl_pipeline.leases.store import Changes, Check, Condition, Item, Outcome, RowStore, Write
 
-SINGLE_TABLE_SUPPORT: Final = 1
-"""The support code of a worker that can work on, and move to, the single table (§2.2)."""
+EMPTY_SCAN_SECONDS: Final = 30.0
+"""Time after which a lease table without worker rows is scanned for them again."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +40,141 @@ class Tables:
     layout: Layout
 
 
-def open_rows(layout: Layout, clock: Clock, bake_seconds: float) -> Tables:
+def open_rows(layout: Layout, clock: Clock) -> Tables:
     """Return the rows of an application. This reads no table.
 
     Args:
         layout: The layout.
         clock: The clock.
-        bake_seconds: See `TableMigrator`.
     """
-    migrator = TableMigrator(layout, bake_seconds, clock)
-
-    def migrate(lock: LeaderLock, owners: frozenset[str]) -> str | None:
-        if layout.placement().is_single:
-            return None
-        proof = layout.coordinator.check(LEADER_KEY, coordinator.held_conditions(lock))
-        return migrator.advance(Leading(lock.owner_name, proof), owners)
-
-    leases, workers, state = layout.leases, layout.workers, layout.coordinator
-    shared_state = EntityRows(leases, state.key_name)
-    coordinator = CoordinatorRows(RoutedStore(layout, state, shared_state, clock), migrate)
-    worker_rows = RoutedStore(layout, workers, layout.shared_workers, clock)
+    leases, state = layout.leases, layout.coordinator
     return Tables(
         LeaseRows(leases, lambda: layout.ensure(leases), layout.refuse_two_layouts),
-        WorkerRows(worker_rows, SINGLE_TABLE_SUPPORT),
-        coordinator,
+        WorkerRows(
+            WorkerStore(layout, clock),
+            lambda: SINGLE_TABLE_SUPPORT if layout.is_single() else None,
+            layout.verify,
+        ),
+        CoordinatorRows(PlacedStore(layout, state, EntityRows(leases, state.key_name))),
         layout,
     )
+
+
+class PlacedStore:
+    """The rows of one entity: in their own table, or in the lease table (protocol §4.4).
+
+    Args:
+        layout: Says which of the two is used.
+        own: The table of the three-table layout.
+        shared: The rows of the entity in the lease table.
+    """
+
+    def __init__(self, layout: Layout, own: RowStore, shared: EntityRows) -> None:
+        self.key_name = own.key_name
+        self._layout = layout
+        self._own = own
+        self._shared = shared
+
+    @property
+    def name(self) -> str:
+        """Name of the table that is used, as far as it is known. Calls nothing."""
+        return (self._shared if self._layout.is_known_single else self._own).name
+
+    def ensure_exists(self) -> bool:
+        """See `store.RowStore`. The layout checks the existing tables."""
+        return self._layout.ensure(self._own)
+
+    def get(self, key: str, *, consistent: bool = True) -> Item | None:
+        """See `store.RowStore`."""
+        return self._on(lambda place: place.get(key, consistent=consistent))
+
+    def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`."""
+        if text_of(item, self.key_name) == LEADER_KEY:
+            # After a move, the lock of the other leaders is in the lease table. A lock in the
+            # former table would make this process a second leader.
+            self._layout.verify()
+        return self._on(lambda place: place.put(item, conditions))
+
+    def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
+        """See `store.RowStore`."""
+        return self._on(lambda place: place.update(key, conditions, changes))
+
+    def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`."""
+        return self._on(lambda place: place.delete(key, conditions))
+
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
+        """See `store.RowStore`."""
+        return self._on(lambda place: place.transact(writes))
+
+    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+        """See `store.RowStore`."""
+        return self._place().check(key, conditions)
+
+    def scan(self, *, consistent: bool = False) -> Iterator[Item]:
+        """See `store.RowStore`."""
+        try:
+            yield from self._place().scan(consistent=consistent)
+        except NotFoundError:
+            self._layout.forget()
+            raise
+
+    def _place(self) -> RowStore:
+        return self._shared if self._layout.is_single() else self._own
+
+    def _on(self, call: Callable[[RowStore], _T]) -> _T:
+        try:
+            return call(self._place())
+        except NotFoundError:
+            # The application was retired, and may be created again in another layout.
+            self._layout.forget()
+            raise
+
+
+class WorkerStore(PlacedStore):
+    """The worker metrics rows.
+
+    A Java worker that is about to move its application reports in the lease table while the layout
+    is still three tables. Such a row counts as a worker, and can be drained and deleted.
+
+    Args:
+        layout: The layout.
+        clock: Times the scans of the lease table.
+    """
+
+    def __init__(self, layout: Layout, clock: Clock) -> None:
+        self._shared_workers: WorkerEntityRows = layout.shared_workers
+        super().__init__(layout, layout.workers, self._shared_workers)
+        self._clock = clock
+        self._next_scan: float | None = None
+
+    def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`. Deletes both rows, if both tables have one."""
+        outcome = super().delete(key, conditions)
+        if not self._has_two_places():
+            return outcome
+        other = self._shared_workers.delete(key, conditions)
+        if outcome.applied or other.applied:
+            return Outcome(applied=True, item=None)
+        return outcome if outcome.item is not None else other
+
+    def scan(self, *, consistent: bool = False) -> Iterator[Item]:
+        """See `store.RowStore`. Of two rows with one key, that of the worker-metrics table."""
+        seen_keys: set[str] = set()
+        for item in super().scan(consistent=consistent):
+            seen_keys.add(text_of(item, self.key_name) or "")
+            yield item
+        # The lease table is large: it is left alone shortly after it had no such row.
+        now = self._clock.monotonic()
+        is_recent = self._next_scan is not None and now < self._next_scan
+        if not self._has_two_places() or is_recent:
+            return
+        rows = list(self._shared_workers.scan(consistent=consistent))
+        self._next_scan = None if rows else now + EMPTY_SCAN_SECONDS
+        for item in rows:
+            if (text_of(item, self.key_name) or "") not in seen_keys:
+                yield item
+
+    def _has_two_places(self) -> bool:
+        return not self._layout.is_single() and self._layout.may_have_shared_workers

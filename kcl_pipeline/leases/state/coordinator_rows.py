@@ -59,10 +59,6 @@ from kcl_pipeline.leases.store import (
 LOSS_ATTEMPTS: Final = 10
 
 
-Migrate = Callable[[LeaderLock, frozenset[str]], str | None]
-"""Takes the lock and the owners of leases; see `CoordinatorRows.migrate`."""
-
-
 class CoordinatorRows:
     """The coordinator-state table of one application, on a row store.
 
@@ -70,12 +66,10 @@ class CoordinatorRows:
 
     Args:
         store: The rows.
-        migrate: Performs the next transition to the single table. None: the layout is fixed.
     """
 
-    def __init__(self, store: RowStore, migrate: Migrate | None = None) -> None:
+    def __init__(self, store: RowStore) -> None:
         self._store = store
-        self._migrate = migrate
 
     @property
     def name(self) -> str:
@@ -142,18 +136,6 @@ class CoordinatorRows:
     def proof_of_lock(self, lock: LeaderLock) -> Check:
         """Return the condition that version and owner equal those of `lock`."""
         return self._store.check(LEADER_KEY, self.held_conditions(lock))
-
-    def migrate(self, lock: LeaderLock, owners: frozenset[str]) -> str | None:
-        """Perform the next transition to the single table, if it is due (protocol §4.5).
-
-        Args:
-            lock: The lock of this leader.
-            owners: The workers that own leases.
-
-        Returns:
-            The new status. None: nothing has changed.
-        """
-        return None if self._migrate is None else self._migrate(lock, owners)
 
     def release_lock(self, lock: LeaderLock) -> bool:
         """Delete the row, if version and owner are those of `lock`. False if it is held after.

@@ -28,8 +28,9 @@ class WorkerMetrics:
         stats: Up to ten averages of each metric, oldest first; −1 for a failed interval. The keys
             are the short names C, M, NI, NO and T.
         operating_range: `(max utilization percent,)` of each metric.
-        support_code: 1 would mean for a Java leader that this worker supports the single table
-            (protocol §4.5). This version does not.
+        support_code: 1 means for a Java leader that this worker can work on the single table
+            (protocol §4.5). Our workers publish it there alone, so that no Java leader moves an
+            application with three tables while one of them lives.
         drain_requested: Whether the worker is requested to stop.
         drains_for_pause: Whether the reason of the request is that the application is paused.
         run_id: Identifies the process.

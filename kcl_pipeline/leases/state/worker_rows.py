@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -21,12 +22,20 @@ class WorkerRows:
 
     Args:
         store: The rows.
-        support_code: Published with every report (`sup`). None: nothing is published.
+        support_code: Returns what is published with every report (`sup`). None: nothing.
+        verify_layout: Runs before every report. Raises `IncompatibleTableError` if the application
+            has another layout now.
     """
 
-    def __init__(self, store: RowStore, support_code: int | None = None) -> None:
+    def __init__(
+        self,
+        store: RowStore,
+        support_code: Callable[[], int | None] = lambda: None,
+        verify_layout: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._support_code = support_code
+        self._verify_layout = verify_layout
 
     @property
     def name(self) -> str:
@@ -42,9 +51,14 @@ class WorkerRows:
 
         A drain request is for the run whose id is in the row. Another run with the same worker id
         removes it, and the CPU if it reports that as a metric of KCL.
+
+        Raises:
+            IncompatibleTableError: The application has another layout now (protocol §4.3). The
+                worker must end: what it writes would be in a table that nobody reads.
         """
+        self._verify_layout()
         if row.support_code is None:
-            row = replace(row, support_code=self._support_code)
+            row = replace(row, support_code=self._support_code())
         attributes = state.worker_attributes(row)
         same_run = (
             [] if row.run_id is None else [AbsentOrEquals(state.RUN_ID, attributes[state.RUN_ID])]
