@@ -1,16 +1,20 @@
-"""Check the mutation ledger: change each guarded line in a copy of the tree; its test must fail.
+"""Check the mutation ledger: make each change in a copy of the tree; its test must fail.
 
     python -m verification.mutations              check all entries (`make mutate`)
-    python -m verification.mutations --only lock  check entries whose name or file contains "lock"
+    python -m verification.mutations --only lock  check entries whose name or function contains it
+    python -m verification.mutations --show lock  print these changes as differences of the source
 
-The ledger is `verification/mutations.toml`. `guard` is the argument of `pytest`, or `seeds a:b` for
-a range of seeds of the simulation. The exit code is 1 when a test passes although its line was
-changed.
+The ledger is `verification/mutations.toml`. An entry names a function, a place in it and an
+operator; `mutation_operators.py` has their words. `guard` is the argument of `pytest`, or
+`seeds a:b` for a range of seeds of the simulation. The exit code is 1 when a test passes although
+its function was changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
 import os
 import shutil
 import signal
@@ -25,6 +29,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from verification import java_operators, mutation_operators
+from verification.mutation_operators import NoSuchPlaceError
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 LEDGER: Final = ROOT / "verification" / "mutations.toml"
 TIMEOUT_SECONDS: Final = 600
@@ -33,17 +40,49 @@ SEEDS: Final = "seeds "
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A guarded line: when `text` (exactly once in `file`) is replaced, `guard` must fail.
+    """A change of `function` that `guard` must notice; `why` states the effect of the change.
 
-    `why` states the effect of the change.
+    `function` is `module:qualified.name`, or `folder/File.java:Class.method`, or
+    `module:CONSTANT:method` for Java in the text of a constant.
     """
 
     name: str
-    file: str
-    text: str
-    replacement: str
+    function: str
+    at: str
+    operator: str
     guard: str
     why: str
+
+    @property
+    def file(self) -> str:
+        """The file of the function."""
+        module = self.function.partition(":")[0]
+        if module.endswith(".java"):
+            return module
+        path = module.replace(".", "/")
+        return f"{path}/__init__.py" if (ROOT / path).is_dir() else f"{path}.py"
+
+    def changed(self, source: str) -> str:
+        """Return the source with the change.
+
+        Raises:
+            NoSuchPlaceError: The entry does not fit the source.
+        """
+        _, _, name = self.function.partition(":")
+        if self.file.endswith(".java"):
+            return java_operators.change(source, name, self.at, self.operator)
+        constant, _, method = name.partition(":")
+        if method:
+            return self._changed_constant(source, constant, method)
+        return mutation_operators.change(source, name, self.at, self.operator)
+
+    def _changed_constant(self, source: str, constant: str, method: str) -> str:
+        tree = ast.parse(source)
+        found = mutation_operators.function(tree, constant)
+        texts = [one for one in ast.walk(found) if isinstance(one, ast.Constant)]
+        text = max(texts, key=lambda one: len(str(one.value)))
+        text.value = java_operators.change(str(text.value), method, self.at, self.operator)
+        return ast.unparse(tree)
 
     def command(self) -> list[str]:
         """The command that must fail after the change."""
@@ -81,22 +120,28 @@ class Verdict:
 
 def ledger() -> list[Mutation]:
     """Return all mutations, in the order of the file."""
-    return [
-        Mutation(**{"guard": "", **entry})
-        for entry in tomllib.loads(LEDGER.read_text())["mutation"]
-    ]
+    return [Mutation(**entry) for entry in tomllib.loads(LEDGER.read_text())["mutation"]]
 
 
 def stale(mutation: Mutation) -> str | None:
-    """Why a mutation no longer matches the tree, or None."""
-    found = (ROOT / mutation.file).read_text().count(mutation.text)
-    if found != 1:
-        return f"{mutation.name}: the text is {found} times in {mutation.file}"
-    return (
-        f"{mutation.name}: the replacement changes nothing"
-        if mutation.text == mutation.replacement
-        else None
-    )
+    """Why a mutation does not fit the tree, or None."""
+    path = ROOT / mutation.file
+    if not path.is_file():
+        return f"{mutation.name}: there is no {mutation.file}"
+    try:
+        mutation.changed(path.read_text())
+    except NoSuchPlaceError as error:
+        return f"{mutation.name}: {mutation.function}: {error}"
+    return None
+
+
+def difference(mutation: Mutation) -> str:
+    """Return the change as a difference of the source without its comments."""
+    source = (ROOT / mutation.file).read_text()
+    before = source if mutation.file.endswith(".java") else ast.unparse(ast.parse(source))
+    after = mutation.changed(source)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=2, lineterm="")
+    return "\n".join([mutation.name, *list(lines)[2:], ""])
 
 
 def copy_of_the_tree(target: Path) -> Path:
@@ -136,7 +181,7 @@ def check(mutation: Mutation, tree: Path) -> Verdict:
     """Make the change, run the guard, and undo the change."""
     path = tree / mutation.file
     original = path.read_text()
-    path.write_text(original.replace(mutation.text, mutation.replacement, 1))
+    path.write_text(mutation.changed(original))
     try:
         code, output = run(mutation.command(), tree)
     finally:
@@ -195,17 +240,21 @@ def check_all(mutations: Sequence[Mutation], workers: int) -> list[Verdict]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Re-check the mutation ledger.")
-    parser.add_argument("--only", default="", help="a word that name or file must contain")
+    parser.add_argument("--only", default="", help="a word that name or function must contain")
+    parser.add_argument("--show", metavar="WORD", help="print these changes, check nothing")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--baseline", action="store_true", help="also run each guard without any change"
     )
     given = parser.parse_args(arguments)
-    mutations = ledger()
-    mutations = [m for m in mutations if given.only in m.name or given.only in m.file]
+    only = given.show or given.only
+    mutations = [m for m in ledger() if only in m.name or only in m.function]
     if problems := [problem for m in mutations if (problem := stale(m))]:
         print("\n".join(problems))
         return 1
+    if given.show is not None:
+        print("\n".join(map(difference, mutations)))
+        return 0
     if given.baseline:
         with tempfile.TemporaryDirectory(prefix="mutations-") as directory:
             if failing := guards_pass(mutations, copy_of_the_tree(Path(directory) / "tree")):

@@ -3,7 +3,7 @@
 from verification import mutations
 
 
-def test_every_guarded_text_is_in_its_file_once():
+def test_every_entry_fits_one_place_of_the_tree():
     assert [problem for m in mutations.ledger() if (problem := mutations.stale(m))] == []
 
 
