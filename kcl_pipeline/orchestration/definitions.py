@@ -17,7 +17,6 @@ from kcl_pipeline.orchestration.ops.control.jobs import build_operator_jobs
 from kcl_pipeline.orchestration.ops.output import (
     build_consume_job,
     build_output_asset,
-    continuous_config,
 )
 from kcl_pipeline.orchestration.resources import (
     AwsResource,
@@ -91,13 +90,13 @@ def build_definitions(
     )
     names = Names.of(pipeline, output_key(output_asset_key))
     output = build_output_asset(pipeline, names, options)
-    job = build_consume_job(output, names, pipeline_version(pipeline))
+    job = build_consume_job(pipeline, names, options, pipeline_version(pipeline))
     maintenance = build_maintenance_job(pipeline, names)
     return dg.Definitions(
         assets=[output, *stream_specs(names, options), *table_specs(pipeline, names, options)],
         asset_checks=build_checks(pipeline, names, options),
         jobs=[job, *([maintenance] if maintenance else []), *build_operator_jobs(pipeline, names)],
-        sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
+        sensors=[build_leader_sensor(pipeline, names, options)],
         resources=build_resources(pipeline, names, aws or AwsResource(), spark),
     )
 

@@ -97,7 +97,7 @@ def test_the_consume_job_has_no_checks_and_runs_in_its_own_process():
     defs = build_definitions(FakePipeline())
     job = defs.resolve_job_def("orders_eu_consume")
     assert job.executor_def.name == "in_process"
-    assert {n.name for n in job.nodes} == {"orders_eu__per_minute"}
+    assert {n.name for n in job.nodes} == {"orders_eu_worker"}
     assert job.tags["kcl/mode"] == "continuous"
     assert job.tags["dagster/max_retries"] == "0"
 

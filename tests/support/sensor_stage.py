@@ -25,8 +25,6 @@ from tests.support.dagster_fakes import (
     resources,
 )
 
-CONFIG = {"ops": {"x": {"config": {"mode": "continuous"}}}}
-
 
 @pytest.fixture(name="instance")
 def instance_fixture():
@@ -54,9 +52,7 @@ class Stage:
         self.workers = FakeWorkerTable()
         self.coordinator = InMemoryCoordinatorStateTable()
         self.cursor: str | None = '{"open_shards": 8}'
-        self.tick = LeaderTick(
-            self.pipeline, self.names, DagsterOptions(**options), CONFIG, self.clock
-        )
+        self.tick = LeaderTick(self.pipeline, self.names, DagsterOptions(**options), self.clock)
 
     def __call__(self, seconds: float = 5.0) -> dg.SensorResult:
         self.clock.advance(seconds)

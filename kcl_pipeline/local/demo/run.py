@@ -240,9 +240,8 @@ class Demo:
 
     def start_third_worker(self) -> None:
         """Launch a worker run, as a user does in the Launchpad."""
-        config = {"ops": {"orders__events": {"config": {"mode": "continuous"}}}}
         run = self.page.launch(
-            *self._location, JOB, config, {"kcl/application": APPLICATION, "kcl/mode": "continuous"}
+            *self._location, JOB, {}, {"kcl/application": APPLICATION, "kcl/mode": "continuous"}
         )
         self.say(f"launched a third worker: {self.page.url}/runs/{run}")
 

@@ -6,6 +6,7 @@ These are asset keys, job and sensor names, resource keys, run tags and worker i
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dagster import AssetKey
 
@@ -30,8 +31,8 @@ REPOSITORY_TAG = ".dagster/repository"
 """Dagster sets it on a run of the Dagster UI: `<repository>@<code location>`."""
 LOCATION_TAG = "dagster/code_location"
 """Dagster sets it on a run of a sensor: the code location."""
-CONTINUOUS = "continuous"
-DRAIN = "drain"
+CONTINUOUS: Final = "continuous"
+DRAIN: Final = "drain"
 MAX_RETRIES_TAG = "dagster/max_retries"
 MAX_RUNTIME_TAG = "dagster/max_runtime"
 UNLIMITED = "0"

@@ -1,9 +1,9 @@
-"""Run one KCL worker for as long as a Dagster run lasts: the body of the output asset.
+"""Run one KCL worker for as long as a Dagster run lasts: the body of the op and of the asset.
 
 Signal handlers only set a flag, because an interrupt that is raised inside a Spark call breaks the
 session, and the worker could not stop cleanly. A termination from the Dagster UI, SIGTERM and
 Ctrl-C all have the same effect: the worker finishes or abandons its batch, checkpoints, releases
-its leases, and the run ends.
+its leases, and the run ends. Only a terminated run is Canceled; another planned end is a success.
 """
 
 import logging
@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import dagster as dg
 
@@ -43,6 +43,7 @@ ORPHAN_POLL_SECONDS: Final = 1.0
 CONTINUOUS_LEADER_PATIENCE_SECONDS: Final = 20.0
 """A continuous worker waits this long before it leads, so that the sensor can take the lock."""
 
+_TERMINATED: Final = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 _log = logging.getLogger(__name__)
 
 
@@ -74,43 +75,44 @@ def stop_when_orphaned(stop: StopSignal, clock: Clock, *, enabled: bool) -> Iter
         thread.join(5 * ORPHAN_POLL_SECONDS)
 
 
-def in_run_process(context: dg.AssetExecutionContext) -> bool:
+def in_run_process(context: dg.OpExecutionContext) -> bool:
     """Whether the step runs in the process of the run (in-process executor).
 
     Such a step cannot outlive its run.
     """
-    return context.op_execution_context.job_def.executor_def.name in (
-        "in_process",
-        "execute_in_process",
-    )
+    return context.job_def.executor_def.name in ("in_process", "execute_in_process")
 
 
-def consume_shards(
-    context: dg.AssetExecutionContext,
+def run_worker(
+    context: dg.OpExecutionContext,
     pipeline: PipelineLike,
+    names: Names,
     options: DagsterOptions,
     mode: Mode,
     *,
     spark: SparkSource,
     clients: AwsClients,
-) -> dg.MaterializeResult[None] | None:
+) -> dict[str, Any] | None:
     """Run one worker until it is drained or stopped.
+
+    A worker that has committed nothing, and one whose run fails or is canceled, reports its end to
+    the output by itself.
 
     Args:
         context: The run's context.
         pipeline: The application.
+        names: Names the output.
         options: Reporting intervals and thresholds.
         mode: `drain` or `continuous`.
         spark: The resource with the Spark session.
         clients: The boto3 clients.
 
     Returns:
-        The last materialization, if the worker drained (also at the leader's request). None: a
-        continuous worker committed nothing.
+        The metadata of the materialization that the caller reports. None: there is none to report.
 
     Raises:
-        dagster.DagsterExecutionInterruptedError: A signal stopped the worker. The run ends as
-            CANCELED.
+        dagster.DagsterExecutionInterruptedError: The run was terminated, and ends as CANCELED. Or
+            a signal stopped a drain before its end.
         dagster.Failure: The run was closed, its process has ended, or a pause refuses a drain.
         Exception: Errors of the worker, after it has released its leases.
     """
@@ -122,10 +124,10 @@ def consume_shards(
     )
     stop = clock.signal()
     events = RunEvents()
-    hangs = HangReporter(context, Names.of(pipeline), clock)
+    hangs = HangReporter(context, names, clock)
     period, is_continuous = options.progress_seconds, mode == CONTINUOUS
     reporter = RunReporter(
-        context, events, stop, clock, pipeline, options, continuous=is_continuous
+        context, names, events, stop, clock, pipeline, options, continuous=is_continuous
     )
     with (
         stop_on_signals(stop) as signals,
@@ -148,36 +150,48 @@ def consume_shards(
             context.log.info("starting worker %s of %s in mode %s", worker_id, pipeline.name, mode)
             summary = worker.run(stop, mode=mode, on_progress=reporter, progress_seconds=period)
         except StoppedWhileRetryingError as error:
-            raise _stopped(interrupted=signals.received) from error
+            stopped = _stopped(context, mode, interrupted=signals.received)
+            if stopped is None:
+                return None
+            raise stopped from error
         except ApplicationPausedError as error:
-            return _not_started(context, error, mode)
+            _not_started(context, error, mode)
+            return None
         finally:
             hangs.finish()
             reporter.flush_events()
-        return _end(context, summary, reporter, mode, interrupted=signals.received)
+        return _end(context, names, summary, reporter, mode, interrupted=signals.received)
 
 
-def _refused(context: dg.AssetExecutionContext) -> str | None:
+def _refused(context: dg.OpExecutionContext) -> str | None:
     """Why the leader sensor refuses the version of this worker. None: it does not."""
     run = context.instance.get_run_by_id(context.run.run_id)
     return None if run is None else run.tags.get(REFUSED_TAG)
 
 
-def _not_started(
-    context: dg.AssetExecutionContext, error: ApplicationPausedError, mode: Mode
-) -> dg.MaterializeResult[None] | None:
+def _not_started(context: dg.OpExecutionContext, error: ApplicationPausedError, mode: Mode) -> None:
     """End a run that the sensor started at the moment of a pause; fail a drain."""
     if mode != CONTINUOUS:
         raise dg.Failure(str(error), allow_retries=False) from error
     context.log.warning("%s", error)
-    return None
 
 
-def _stopped(*, interrupted: bool) -> BaseException:
-    """The error that ends the run of a worker that was stopped and has released its leases."""
+def _stopped(
+    context: dg.OpExecutionContext, mode: Mode, *, interrupted: bool
+) -> BaseException | None:
+    """The error that ends the run of a worker that was stopped and has released its leases.
+
+    None: a signal that is not a termination stopped a continuous worker, such as the end of
+    `dagster dev` or of a container. That is a planned end.
+    """
+    run = context.instance.get_run_by_id(context.run.run_id)
+    if run is not None and run.status in _TERMINATED:
+        return dg.DagsterExecutionInterruptedError("the run was terminated; its leases are free")
+    if interrupted and mode == CONTINUOUS:
+        return None
     if interrupted:
         return dg.DagsterExecutionInterruptedError(
-            "a signal stopped the worker; it has released its leases"
+            "a signal stopped the worker before all records were read; its leases are free"
         )
     return dg.Failure(
         "the worker stopped because its run was closed in Dagster, or the run's process ended",
@@ -186,13 +200,14 @@ def _stopped(*, interrupted: bool) -> BaseException:
 
 
 def _end(
-    context: dg.AssetExecutionContext,
+    context: dg.OpExecutionContext,
+    names: Names,
     summary: WorkerSummary,
     reporter: RunReporter,
     mode: Mode,
     *,
     interrupted: bool,
-) -> dg.MaterializeResult[None] | None:
+) -> dict[str, Any] | None:
     total = summary.total
     context.log.info(
         "worker %s stopped (%s) after %d records in %d batches",
@@ -205,31 +220,41 @@ def _end(
         context.log.info(summary.elsewhere_sentence)
     if summary.reason is StopReason.DRAINED:
         reporter.report_drained(is_alone=not summary.elsewhere)
-    ended = summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED) or (
-        summary.reason is StopReason.APPLICATION_PAUSED and mode == CONTINUOUS
+    metadata = (
+        final_metadata(summary, reporter.last, sensor_counts=mode == CONTINUOUS)
+        | reporter.dead_letter_table(total.dead_letters)
+        | reporter.row_count()
     )
-    # A drain that succeeds materializes the output even if there was nothing to read.
-    if not total.batches and not (ended and mode != CONTINUOUS):
-        metadata = None
-    else:
-        metadata = (
-            final_metadata(
-                summary, None if mode == CONTINUOUS else reporter.reported, reporter.last
-            )
-            | reporter.dead_letter_table(total.dead_letters)
-            | reporter.row_count()
-        )
-    refused = _refused(context) if summary.reason is StopReason.DRAIN_REQUESTED else None
-    if ended and refused is None:
-        return None if metadata is None else dg.MaterializeResult(metadata=metadata)
-    if metadata is not None:
-        context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
-    if refused is not None:
-        raise dg.Failure(f"the leader sensor has ended this worker: {refused}", allow_retries=False)
-    if summary.reason is StopReason.STOPPED:
-        raise _stopped(interrupted=interrupted)
-    if summary.reason is StopReason.APPLICATION_PAUSED:
-        raise dg.Failure(
+    failure = _failure(context, summary, mode, interrupted=interrupted)
+    if not total.batches:
+        # Downstream assets have nothing to do.
+        context.log_event(dg.AssetObservation(names.output, metadata=metadata))
+    elif failure is not None:
+        context.log_event(dg.AssetMaterialization(names.output, metadata=metadata))
+    if failure is not None:
+        raise failure
+    return metadata if total.batches else None
+
+
+def _failure(
+    context: dg.OpExecutionContext, summary: WorkerSummary, mode: Mode, *, interrupted: bool
+) -> BaseException | None:
+    """The error that ends the run. None: the worker ended as planned."""
+    reason = summary.reason
+    if reason is StopReason.DRAIN_REQUESTED:
+        refused = _refused(context)
+        if refused is None:
+            return None
+        text = f"the leader sensor has ended this worker: {refused}"
+        return dg.Failure(text, allow_retries=False)
+    if reason is StopReason.DRAINED:
+        return None
+    if reason is StopReason.STOPPED:
+        return _stopped(context, mode, interrupted=interrupted)
+    if reason is StopReason.APPLICATION_PAUSED:
+        if mode == CONTINUOUS:
+            return None
+        return dg.Failure(
             "the application was paused before all records were read", allow_retries=False
         )
-    raise dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)
+    return dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)

@@ -33,7 +33,7 @@ class HangReporter:
         clock: Dates the report.
     """
 
-    def __init__(self, context: dg.AssetExecutionContext, names: Names, clock: Clock) -> None:
+    def __init__(self, context: dg.OpExecutionContext, names: Names, clock: Clock) -> None:
         self._context = context
         self._key = names.worker_metrics_table
         self._clock = clock

@@ -1,7 +1,7 @@
 """Report a running worker to Dagster: its events, its lag, and its checks.
 
-A continuous worker does not materialize the output. The leader sensor reports the output of the
-whole fleet, so that the plots of the asset are one series.
+A worker materializes the output once, at its end. While workers run, the leader sensor reports the
+output of the whole fleet, so that the plots of the asset are one series.
 """
 
 import logging
@@ -27,8 +27,9 @@ from kcl_pipeline.orchestration.assets.names import (
     LAG_TAG,
     PAUSED_TAG,
     STALLED_TAG,
+    Names,
 )
-from kcl_pipeline.orchestration.assets.runs.metadata import ADDITIVE, period_metadata, table_rows
+from kcl_pipeline.orchestration.assets.runs.metadata import period_text, table_rows
 from kcl_pipeline.orchestration.assets.runs.runs import (
     RunView,
     active_runs,
@@ -93,7 +94,8 @@ class RunReporter:
 
     def __init__(
         self,
-        context: dg.AssetExecutionContext,
+        context: dg.OpExecutionContext,
+        names: Names,
         events: RunEvents,
         stop: StopSignal,
         clock: Clock,
@@ -103,6 +105,7 @@ class RunReporter:
         continuous: bool = False,
     ) -> None:
         self._context = context
+        self._output = names.output
         self._events = events
         self._stop = stop
         self._clock = clock
@@ -112,21 +115,18 @@ class RunReporter:
         self._passed: dict[str, bool] = {}
         self._count_seconds = 0.0
         self.last: WorkerProgress | None = None
-        self.reported = dict.fromkeys(ADDITIVE, 0)
 
     def __call__(self, progress: WorkerProgress) -> None:
         """Report one period.
 
         Writes one log entry with the period's events, and the lag as a run tag, which the leader
-        sensor reads. A drain also writes a materialization with the period's counters.
+        sensor reads. A drain, which no sensor reports, also logs its counters.
         """
         self.last = progress
-        for name in self.reported:
-            self.reported[name] += getattr(progress, name)
         try:
             self.flush_events()
             if not self._continuous:
-                self._materialize(progress)
+                self._context.log.info(period_text(progress))
             run_id = self._context.run.run_id
             lag = progress.lag_millis
             known = UNKNOWN if lag is None else str(lag)
@@ -145,16 +145,6 @@ class RunReporter:
                 self._stop.set()
         except Exception:  # noqa: BLE001 (an error of Dagster's storage must not stop the worker)
             _log.exception("cannot report this period to Dagster")
-
-    def _materialize(self, progress: WorkerProgress) -> None:
-        self._context.log_event(
-            dg.AssetMaterialization(
-                self._context.asset_key,
-                metadata=period_metadata(progress)
-                | self.dead_letter_table(progress.dead_letters)
-                | self.row_count(),
-            )
-        )
 
     def report_drained(self, *, is_alone: bool) -> None:
         """Report a lag of 0 after a drain.
@@ -179,8 +169,7 @@ class RunReporter:
     def check_paused(self, progress: WorkerProgress) -> None:
         """Report whether a shard of the fleet is paused.
 
-        In a drain this follows every materialization: the Dagster UI ignores an evaluation that is
-        older than the last materialization. The shards of other workers are known by their number.
+        The shards of other workers are known by their number.
         """
         paused = tuple(PausedLease(key, reason, 0.0) for key, reason in progress.paused.items())
         elsewhere = paused_shards(
@@ -226,7 +215,7 @@ class RunReporter:
         if self._continuous and self._passed.get(verdict.check) == verdict.passed:
             return
         self._passed[verdict.check] = verdict.passed
-        instance, key = self._context.instance, self._context.asset_key
+        instance, key = self._context.instance, self._output
         last = instance.fetch_materializations(key, limit=1).records
         evaluation = verdict.evaluation(key, of=last[0] if last else None)
         instance.report_runless_asset_event(evaluation)

@@ -100,7 +100,6 @@ class LeaderTick:
         pipeline: PipelineLike,
         names: Names,
         options: DagsterOptions,
-        worker_config: dict[str, Any],
         clock: Clock | None = None,
     ) -> None:
         self._pipeline = pipeline
@@ -109,7 +108,6 @@ class LeaderTick:
         self._names = names
         self._options = options
         self._version = pipeline_version(pipeline)
-        self._worker_config = worker_config
         self._clock = clock or SystemClock()
         failover_millis = pipeline.settings.lease.failover_time_millis
         self._cycle_seconds = (failover_millis / 1000, options.tick_deadline_seconds)
@@ -222,7 +220,7 @@ class LeaderTick:
         key = f"{self._names.application}-{uuid4().hex}"
         tags = {**self._pipeline.workers.run_tags, **self._names.worker_run_tags}
         tags[VERSION_TAG] = self._version
-        return dg.RunRequest(run_key=key, run_config=self._worker_config, tags=tags)
+        return dg.RunRequest(run_key=key, tags=tags)
 
     def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
         try:
@@ -374,19 +372,18 @@ def build_leader_sensor(
     pipeline: PipelineLike,
     names: Names,
     options: DagsterOptions,
-    job: Any,
-    worker_config: dict[str, Any],
 ) -> dg.SensorDefinition:
     """Build the sensor `<name>_leader`.
 
     It is stopped by default (`options.leader_default_running`), because a running sensor starts
     workers.
     """
-    tick = LeaderTick(pipeline, names, options, worker_config)
+    tick = LeaderTick(pipeline, names, options)
 
     @dg.sensor(
         name=names.leader_sensor,
-        job=job,
+        # By name: with a job, Dagster copies the sensor and warns about a parameter of its own.
+        job_name=names.consume_job,
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING
         if options.leader_default_running

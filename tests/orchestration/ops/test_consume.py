@@ -48,13 +48,27 @@ def definitions(pipeline: FakePipeline, session: Any = None) -> dg.Definitions:
 
 
 def execute(
-    pipeline: FakePipeline, instance: dg.DagsterInstance, config: Any = None, session: Any = None
+    pipeline: FakePipeline, instance: dg.DagsterInstance, session: Any = None
 ) -> dg.ExecuteInProcessResult:
+    """Run a continuous worker."""
     job = definitions(pipeline, session).resolve_job_def(Names.of(pipeline).consume_job)
-    return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+    return job.execute_in_process(instance=instance, raise_on_error=False)
 
 
-DRAIN = {"ops": {"orders_eu__per_minute": {"config": {"mode": "drain"}}}}
+def materialize(pipeline: FakePipeline, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    """Materialize the output."""
+    job = definitions(pipeline).resolve_implicit_global_asset_job_def()
+    output = Names.of(pipeline).output
+    return job.execute_in_process(instance=instance, asset_selection=[output], raise_on_error=False)
+
+
+def observations_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetObservation]:
+    records = instance.get_records_for_run(
+        run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION
+    ).records
+    return [
+        r.event_log_entry.dagster_event.asset_observation_data.asset_observation for r in records
+    ]
 
 
 def events_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetMaterialization]:
@@ -70,49 +84,32 @@ def stopped(worker_id: str, reason: StopReason = StopReason.STOPPED) -> WorkerSu
 
 def test_dead_letters_are_linked_from_the_materialization(instance):
     def script(stop, mode, on_progress, worker_id):
-        on_progress(WorkerProgress(worker_id, 60.0, records=10))
-        on_progress(WorkerProgress(worker_id, 60.0, records=10, dead_letters=3))
-        return WorkerSummary(StopReason.DRAINED, WorkerProgress(worker_id, 120.0, dead_letters=3))
+        total = WorkerProgress(worker_id, 120.0, batches=1, dead_letters=3)
+        return WorkerSummary(StopReason.DRAINED, total)
 
     sink = FakeSink()
     sink.dead_letters = "/nowhere/lake/per_minute_dead_letters"
     pipeline = FakePipeline(script=script, sink=sink)
-    job = definitions(pipeline).resolve_implicit_global_asset_job_def()
+    result = materialize(pipeline, instance)
+    (event,) = events_of(instance, result.run_id)
+    assert event.metadata["dead_letter_table"].value == sink.dead_letters
     output = Names.of(pipeline).output
-    result = job.execute_in_process(instance=instance, asset_selection=[output])
-    links = [
-        event.metadata.get("dead_letter_table") for event in events_of(instance, result.run_id)
-    ]
-    assert links[0] is None
-    assert [link.value for link in links[1:]] == [sink.dead_letters] * 2
     defined = build_definitions(pipeline).resolve_asset_graph().get(output).metadata
     assert defined["dead_letters"].value == sink.dead_letters
 
 
-def test_materialize_drains_and_its_figures_add_up(instance):
+def test_materialize_drains_and_reports_once_with_the_totals(instance):
     pipeline = FakePipeline()
     names = Names.of(pipeline)
-    defs = definitions(pipeline)
-    job = defs.resolve_implicit_global_asset_job_def()
-    result = job.execute_in_process(instance=instance, asset_selection=[names.output])
+    result = materialize(pipeline, instance)
     assert result.success
-    first, last = events_of(instance, result.run_id)
-    assert (first.asset_key, first.metadata["records"].value, last.metadata["records"].value) == (
-        names.output,
-        10,
-        2,
-    )
-    assert (first.metadata["rows"].value, last.metadata["rows"].value) == (5, 1)
-    assert first.metadata["lag"].value == "1.5 s"
-    assert first.metadata["shards"].records[0].data == {
-        "lease": "s-0",
-        "position": "49",
-        "behind": "1.5 s",
-        "stalled": "",
-        "paused": "",
-    }
-    assert last.metadata["positions"].records[0].data["position"] == "50"
-    assert last.metadata["table_version"].value == "4"
+    (event,) = events_of(instance, result.run_id)
+    figures = {name: event.metadata[name].value for name in ("records", "rows", "batches")}
+    assert (event.asset_key, figures) == (names.output, {"records": 12, "rows": 6, "batches": 3})
+    assert event.metadata["positions"].records[0].data["position"] == "50"
+    assert event.metadata["table_version"].value == "4"
+    log = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert "10 records in 60 s; lag 1.5 s" in log
     (built,) = pipeline.built_workers
     assert built["worker_id"] == f"orders_eu-{result.run_id[:8]}"
     assert (built["run_id"], built["leads"], built["leader_patience_seconds"]) == (
@@ -138,16 +135,15 @@ def test_a_worker_with_a_stalled_shard_fails_the_check_beside_its_report(instanc
         return stopped(worker_id)
 
     pipeline = FakePipeline(script=script)
-    result = execute(pipeline, instance, DRAIN)
+    result = materialize(pipeline, instance)
     assert instance.get_run_by_id(result.run_id).tags["kcl/stalled_shards"] == "1"
     key = dg.AssetCheckKey(Names.of(pipeline).output, "lag_below_threshold")
     summary = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
     evaluation = summary.event.dagster_event.event_specific_data
     assert not evaluation.passed
     assert "stalled shards: 1" in evaluation.description
-    (first, *_) = events_of(instance, result.run_id)
-    shown = {record.data["lease"]: record.data for record in first.metadata["shards"].records}
-    assert (shown["s-1"]["stalled"], shown["s-0"]["stalled"]) == ("ending", "")
+    log = "\n".join(str(entry.user_message) for entry in instance.all_logs(result.run_id))
+    assert "s-1 does not advance: ending" in log
 
 
 def verdict(instance, pipeline, check: str) -> Any:
@@ -184,13 +180,12 @@ def test_a_paused_shard_fails_its_check_until_it_goes_on(instance):
         return stopped(worker_id)
 
     pipeline = FakePipeline(script=script)
-    result = execute(pipeline, instance, DRAIN)
+    result = materialize(pipeline, instance)
     assert [one and one.passed for one in seen] == [True, False, True]
     assert seen[1].severity is dg.AssetCheckSeverity.ERROR
     assert "s-0: 16 of 16 records fail" in seen[1].description
-    shown = events_of(instance, result.run_id)[1].metadata
-    assert shown["paused_shards"].value == 1
-    assert shown["shards"].records[0].data["paused"] == "16 of 16 records fail"
+    log = "\n".join(str(entry.user_message) for entry in instance.all_logs(result.run_id))
+    assert "s-0 is paused: 16 of 16 records fail" in log
 
 
 def test_the_paused_shard_of_another_run_fails_the_check_of_this_one(instance, monkeypatch):
@@ -203,14 +198,14 @@ def test_the_paused_shard_of_another_run_fails_the_check_of_this_one(instance, m
     assert found.description == f"2 shards are paused. {PAUSED_ADVICE}"
 
 
-def test_a_drain_with_a_paused_shard_fails_its_run(instance):
+def test_a_worker_with_a_paused_shard_that_fails_fails_its_run(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         total = WorkerProgress(worker_id, 1.0)
         return WorkerSummary(StopReason.FAILED, total, "a shard is paused because ...")
 
     result = execute(FakePipeline(script=script), instance)
     assert not result.success
-    failure = result.failure_data_for_node("orders_eu__per_minute")
+    failure = result.failure_data_for_node("orders_eu_worker")
     assert "a shard is paused because" in failure.user_failure_data.description
 
 
@@ -231,14 +226,14 @@ def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
     assert not instance.get_records_for_run(
         result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
     ).records
-    again = execute(pipeline, instance, DRAIN)
+    again = materialize(pipeline, instance)
     assert modes == ["continuous", "drain"]
     assert instance.get_run_by_id(again.run_id).tags["kcl/mode"] == "drain"
 
 
 def test_a_spark_pipeline_gets_its_session_before_the_worker_starts(instance):
     pipeline = FakePipeline(transform=lambda records: records)
-    assert execute(pipeline, instance, session="the session").success
+    assert execute(pipeline, instance, "the session").success
     assert pipeline.built_workers[0]["session_factory"]() == "the session"
 
 
@@ -272,13 +267,37 @@ def test_a_terminated_run_ends_canceled_after_the_worker_has_released(instance, 
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_whose_process_is_told_to_end_is_a_green_run(instance, number):
+    """As at the end of `dagster dev` or of a container: a planned end."""
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+        return WorkerSummary(StopReason.STOPPED, WorkerProgress(worker_id, 1.0, batches=1))
+
+    result = execute(FakePipeline(script=script), instance)
+    assert result.success
+    (event,) = events_of(instance, result.run_id)
+    assert event.metadata["stopped"].value == "stopped"
+
+
+def test_a_drain_that_is_told_to_end_before_its_end_is_not_green(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+        return stopped(worker_id)
+
+    assert not materialize(FakePipeline(script=script), instance).success
+
+
 def test_a_drain_that_was_done_before_the_signal_counts_as_done(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(10)
         return stopped(worker_id, StopReason.DRAINED)
 
-    assert execute(FakePipeline(script=script), instance).success
+    assert materialize(FakePipeline(script=script), instance).success
 
 
 def test_a_worker_that_raises_fails_the_run_and_what_happened_is_in_its_log(instance):
@@ -290,8 +309,7 @@ def test_a_worker_that_raises_fails_the_run_and_what_happened_is_in_its_log(inst
     result = execute(pipeline, instance)
     assert not result.success
     assert (
-        "the table went away"
-        in result.failure_data_for_node("orders_eu__per_minute").error.to_string()
+        "the table went away" in result.failure_data_for_node("orders_eu_worker").error.to_string()
     )
     log = "\n".join(entry.message for entry in instance.all_logs(result.run_id))
     assert "lease_gained" in log

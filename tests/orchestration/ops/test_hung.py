@@ -143,7 +143,7 @@ def test_a_run_whose_transform_blocks_for_ever_ends_as_failed(monkeypatch):
         assert not blocking.release.is_set()
         blocking.release.set()
         assert not result.success
-        failure = result.failure_data_for_node("orders_eu__per_minute").user_failure_data
+        failure = result.failure_data_for_node("orders_eu_worker").user_failure_data
         assert "the worker was hung in step writing for" in failure.description
         assert "its leases are released" in failure.description
         found = verdict(instance, pipeline)

@@ -11,7 +11,14 @@ import pytest
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, last_drain
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from tests.orchestration.ops.test_consume import DRAIN, events_of, execute, stopped, verdict
+from tests.orchestration.ops.test_consume import (
+    events_of,
+    execute,
+    materialize,
+    observations_of,
+    stopped,
+    verdict,
+)
 from tests.support.dagster_fakes import FakePipeline
 
 
@@ -23,7 +30,7 @@ def instance():
 
 @pytest.mark.parametrize("reason", [StopReason.DRAIN_REQUESTED, StopReason.STOPPED])
 @pytest.mark.parametrize("batches", [0, 2])
-def test_a_continuous_worker_materializes_once_at_its_end_if_it_committed(
+def test_a_continuous_worker_reports_once_at_its_end_and_materializes_if_it_committed(
     instance, reason, batches
 ):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
@@ -33,21 +40,24 @@ def test_a_continuous_worker_materializes_once_at_its_end_if_it_committed(
 
     result = execute(FakePipeline(script=script), instance)
     assert result.success is (reason is StopReason.DRAIN_REQUESTED)
-    found = events_of(instance, result.run_id)
-    assert len(found) == (1 if batches else 0)
-    for event in found:
+    materialized = events_of(instance, result.run_id)
+    observed = observations_of(instance, result.run_id)
+    assert (len(materialized), len(observed)) == ((1, 0) if batches else (0, 1))
+    for event in (*materialized, *observed):
         # The sensor reports the numbers: a number here would be in the same plot a second time.
         assert not {"records", "rows", "bytes", "batches", "dead_letters"} & {*event.metadata}
         text = f"17 records, 0 bytes, 0 rows, {batches} batch"
         assert event.metadata["whole_run"].value.startswith(text)
 
 
-def test_a_drain_without_data_still_materializes_the_output(instance):
+def test_a_drain_that_landed_nothing_is_an_observation(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         return stopped(worker_id, StopReason.DRAINED)
 
-    result = execute(FakePipeline(script=script), instance, DRAIN)
-    (event,) = events_of(instance, result.run_id)
+    result = materialize(FakePipeline(script=script), instance)
+    assert result.success
+    assert events_of(instance, result.run_id) == []
+    (event,) = observations_of(instance, result.run_id)
     assert event.metadata["records"].value == 0
 
 
@@ -94,11 +104,11 @@ def test_a_drain_beside_a_fleet_says_so_in_the_log_of_its_run(instance, elsewher
         total = WorkerProgress(worker_id, 1.0)
         return WorkerSummary(StopReason.DRAINED, total, elsewhere=elsewhere)
 
-    result = execute(FakePipeline(script=script), instance, DRAIN)
+    result = materialize(FakePipeline(script=script), instance)
     text = "3 shards are held by other workers, which read their records: w-2 (3)"
     logged = [entry.user_message for entry in instance.all_logs(result.run_id)]
     assert (text in logged) is bool(elsewhere)
-    (event,) = events_of(instance, result.run_id)
+    (event,) = observations_of(instance, result.run_id)
     assert ("left_to_others" in event.metadata) is bool(elsewhere)
     # Only a drain that was alone says that everything is in the table.
     tags = instance.get_run_by_id(result.run_id).tags

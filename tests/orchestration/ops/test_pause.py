@@ -7,7 +7,7 @@ import pytest
 
 from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from tests.orchestration.ops.test_consume import DRAIN, execute
+from tests.orchestration.ops.test_consume import execute, materialize
 from tests.support.dagster_fakes import FakePipeline
 
 
@@ -24,22 +24,22 @@ class PausedPipeline(FakePipeline):
         raise ApplicationPausedError("the application 'orders-eu' is paused by ann")
 
 
-@pytest.mark.parametrize(("config", "succeeds"), [(None, True), (DRAIN, False)])
-def test_a_run_that_starts_in_a_pause(instance, config, succeeds):
+@pytest.mark.parametrize(("start", "succeeds"), [(execute, True), (materialize, False)])
+def test_a_run_that_starts_in_a_pause(instance, start, succeeds):
     """A continuous run may start at the moment of the pause; a person started the other one."""
-    result = execute(PausedPipeline(), instance, config)
+    result = start(PausedPipeline(), instance)
     assert result.success is succeeds
     if not succeeds:
         failure = result.failure_data_for_node("orders_eu__per_minute")
         assert "is paused by ann" in failure.user_failure_data.description
 
 
-@pytest.mark.parametrize(("config", "succeeds"), [(None, True), (DRAIN, False)])
-def test_a_run_that_a_pause_ends(instance, config, succeeds):
+@pytest.mark.parametrize(("start", "succeeds"), [(execute, True), (materialize, False)])
+def test_a_run_that_a_pause_ends(instance, start, succeeds):
     def script(stop, mode, on_progress, worker_id):
         return WorkerSummary(StopReason.APPLICATION_PAUSED, WorkerProgress(worker_id, 1.0))
 
-    result = execute(FakePipeline(script=script), instance, config)
+    result = start(FakePipeline(script=script), instance)
     assert result.success is succeeds
     if not succeeds:
         failure = result.failure_data_for_node("orders_eu__per_minute")

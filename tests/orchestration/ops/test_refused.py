@@ -16,6 +16,6 @@ def test_a_run_that_the_sensor_refuses_ends_as_a_failure(instance):  # noqa: F81
         return stopped(worker_id, StopReason.DRAIN_REQUESTED)
 
     result = execute(FakePipeline(script=script), instance)
-    failure = result.failure_data_for_node("orders_eu__per_minute")
+    failure = result.failure_data_for_node("orders_eu_worker")
     expected = "the leader sensor has ended this worker: it has paused 2 shards"
     assert failure.user_failure_data.description == expected

@@ -361,9 +361,7 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
         data = sensor.evaluate_tick(context)
     assert len(data.run_requests) == 2
     assert len(data.asset_events) == 15
-    assert data.run_requests[0].run_config == {
-        "ops": {"orders_eu__per_minute": {"config": {"mode": "continuous"}}}
-    }
+    assert data.run_requests[0].run_config == {}
     assert (
         build_definitions(pipeline, leader_default_running=True)
         .resolve_sensor_def(sensor.name)

@@ -65,22 +65,6 @@ def _type_of(rows: list[dict[str, Any]], name: str) -> str:
     return "float" if all(isinstance(v, int | float) for v in values) else "string"
 
 
-def _shards(progress: WorkerProgress) -> dg.TableMetadataValue | dg.TextMetadataValue:
-    keys = sorted({*progress.leases, *progress.positions, *progress.stalled, *progress.paused})
-    return table_of(
-        [
-            {
-                "lease": key,
-                "position": progress.positions.get(key),
-                "behind": lag_text(progress.millis_behind_latest.get(key)),
-                "stalled": progress.stalled.get(key),
-                "paused": progress.paused.get(key),
-            }
-            for key in keys
-        ]
-    )
-
-
 def table_rows(sink: Any) -> int | None:
     """Number of rows in the sink's table, from the statistics in its log.
 
@@ -101,35 +85,17 @@ def table_rows(sink: Any) -> int | None:
         return None
 
 
-def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
-    """Metadata of one reporting period of one worker."""
-    p50, p99 = progress.put_to_commit_millis_p50, progress.put_to_commit_millis_p99
-    metadata = {
-        "records": progress.records,
-        "bytes": progress.bytes,
-        "rows": progress.rows_written,
-        "batches": progress.batches,
-        "dead_letters": progress.dead_letters,
-        "refused_batches": progress.refused_batches,
-        "handoffs": progress.handoffs,
-        "worker": dg.MetadataValue.text(progress.worker_id),
-        "period": dg.MetadataValue.text(f"{progress.seconds:.1f} s"),
-        "lag": dg.MetadataValue.text(
-            lag_text(progress.lag_millis)
-            + (
-                f" (of {len(progress.lag_unknown)} shards not known yet)"
-                if progress.lag_unknown
-                else ""
-            )
-        ),
-        "paused_shards": len(progress.paused),
-        "shards": _shards(progress),
-        "table_version": _text(progress.table_version),
-        "put_to_commit": None
-        if p50 is None or p99 is None
-        else dg.MetadataValue.text(f"p50 {p50:.0f} ms, p99 {p99:.0f} ms"),
-    }
-    return known(metadata)
+def period_text(progress: WorkerProgress) -> str:
+    """One reporting period of one worker as a sentence."""
+    unknown = len(progress.lag_unknown)
+    parts = [
+        f"{counted(progress.records, 'record')} in {progress.seconds:.0f} s",
+        f"lag {lag_text(progress.lag_millis)}"
+        + (f" (of {counted(unknown, 'shard')} not known yet)" if unknown else ""),
+        *(f"{key} does not advance: {step}" for key, step in sorted(progress.stalled.items())),
+        *(f"{key} is paused: {why}" for key, why in sorted(progress.paused.items())),
+    ]
+    return "; ".join(parts)
 
 
 def _text(value: object) -> dg.TextMetadataValue | None:
@@ -137,18 +103,17 @@ def _text(value: object) -> dg.TextMetadataValue | None:
 
 
 def final_metadata(
-    summary: WorkerSummary, reported: Mapping[str, int] | None, last: WorkerProgress | None
+    summary: WorkerSummary, last: WorkerProgress | None, *, sensor_counts: bool
 ) -> dict[str, Any]:
     """Metadata of a worker that has stopped.
 
-    Numbers cover the time after the last report, so that they add up with earlier reports. The
-    totals of the whole run are text; `run_records` and `run_handoffs` are also numbers, one per
-    run.
+    The totals of the run are text; `run_records` and `run_handoffs` are also numbers, one per run.
 
     Args:
         summary: The summary.
-        reported: The counters in earlier reports of this run. None: the sensor reports them.
         last: The last report.
+        sensor_counts: Whether the reports of the sensor have the counters of this worker. If not,
+            they are numbers here, too.
     """
     total = summary.total
     positions = total.positions or (last.positions if last else {})
@@ -158,8 +123,8 @@ def final_metadata(
         else (last.table_version if last else None)
     )
     metadata = {
-        "rows" if name == "rows_written" else name: getattr(total, name) - count
-        for name, count in (reported or {}).items()
+        "rows" if name == "rows_written" else name: getattr(total, name)
+        for name in (() if sensor_counts else ADDITIVE)
     } | {
         "run_records": total.records,
         "run_handoffs": total.handoffs,
