@@ -30,6 +30,7 @@ from kcl_pipeline.aws.configs import (
     fan_out_config,
     kinesis_config,
 )
+from kcl_pipeline.aws.credentials import botocore_session
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.deadline import limit_bodies
@@ -240,7 +241,8 @@ class AwsClients:
                 aws_access_key_id=options.aws_access_key_id,
                 aws_secret_access_key=options.aws_secret_access_key,
                 aws_session_token=options.aws_session_token,
-                profile_name=options.profile_name,
+                # No profile here: this session has it
+                botocore_session=botocore_session(options.profile_name),
                 # boto3 reads AWS_DEFAULT_REGION and the profile, but containers and functions
                 # have AWS_REGION
                 region_name=options.region_name or os.environ.get("AWS_REGION") or None,

@@ -23,6 +23,8 @@ _NO_SECRET: Final = re.compile(
 )
 """Values without which an error could not be understood."""
 _CAUSES: Final = 20
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_ARROW: Final = "↳"
 _runtime_process: list[int] = []
 
 
@@ -59,8 +61,12 @@ def first_line(error: BaseException, options: Mapping[str, str] | None = None) -
     text = str(error).strip()[: 100 * MAX_LINE]
     for value in _values_in(text, options):
         text = text.replace(value, "***")
-    lines = without_credentials(text).splitlines()
-    return bounded(lines[0]) if lines else type(error).__name__
+    lines = _COLOUR.sub("", without_credentials(text)).splitlines()
+    if not lines:
+        return type(error).__name__
+    # delta-rs writes each cause on a line of its own.
+    causes = [line.partition(_ARROW)[2].strip() for line in lines[1:] if _ARROW in line]
+    return bounded(": ".join([lines[0], *causes]))
 
 
 def cause_of(

@@ -27,6 +27,7 @@ from kcl_pipeline.delta.commits.announcements import (
 from kcl_pipeline.delta.errors import delta_errors
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.storage.objects import UnsafeObjectError
+from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SettingsError
 
@@ -256,4 +257,5 @@ def _open(uri: str, storage_options: Mapping[str, str] | None) -> Any:
     from deltalake import DeltaTable  # noqa: PLC0415
 
     with delta_errors(f"could not open {uri}", storage_options):
-        return DeltaTable(table_root(uri), storage_options=dict(storage_options or {}))
+        root = table_root(uri)
+        return DeltaTable(root, storage_options=delta_options(root, storage_options))

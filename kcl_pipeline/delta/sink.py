@@ -184,6 +184,7 @@ class DeltaCommitter:
         with self._lock:
             if not self._log.refresh():
                 return expected
+            self._check.store()
             self._check.table()
             suspects: tuple[PreparedBatch, ...] = ()
             for attempt in range(MAX_ATTEMPTS):

@@ -7,11 +7,13 @@ an entry of the log has changed the table's metadata.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
 
+from kcl_pipeline.delta.errors import cause_of, first_line
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.schema import (
     delta_schema,
@@ -22,6 +24,7 @@ from kcl_pipeline.delta.schema import (
     untyped_reason,
 )
 from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.storage.options import is_s3, s3_option
 from kcl_pipeline.errors import SinkError, TableMismatchError
 
 MAX_ATTEMPTS: Final = 200
@@ -49,6 +52,7 @@ class TableCheck:
         reason = partition_misfit(delta_schema(schema), self._sink.partition_by)
         if reason:
             raise TableMismatchError(f"{self._log.root}: {reason}")
+        self.store()
         if not self._log.refresh():
             reason = untyped_reason([field.name for field in untyped(schema)])
             if reason:
@@ -57,6 +61,42 @@ class TableCheck:
             self._log.create(delta_schema(schema), self._sink.partition_by, properties)
             self._log.refresh()
         self.fit(schema)
+
+    def store(self) -> None:
+        """Check that the store can create an object only if it does not exist.
+
+        The first call writes to the store.
+
+        Raises:
+            TableMismatchError: It cannot, so two writers could commit the same version.
+            SinkError: The store cannot be used now.
+        """
+        options, root = self._sink.storage_options, self._log.root
+        if is_s3(root):
+            unsafe = s3_option(options, "s3_allow_unsafe_rename")
+            if (unsafe or os.environ.get("AWS_S3_ALLOW_UNSAFE_RENAME", "")).lower() == "true":
+                raise TableMismatchError(
+                    "AWS_S3_ALLOW_UNSAFE_RENAME=true lets two writers commit the same version of "
+                    f"{root}, and one of them loses its rows. Leave the option out."
+                )
+            if self._locks_with_dynamodb():
+                return
+        try:
+            refuses = self._log.storage.creates_once()
+        except OSError as error:
+            message = f"cannot check the store of {root}: {first_line(error, options)}"
+            raise SinkError(message) from cause_of(error, options)
+        if not refuses:
+            raise TableMismatchError(
+                f"the store of {root} ignores conditional writes (If-None-Match) and replaces "
+                "existing objects, so two writers would commit the same version and lose rows. "
+                "Use a store with conditional writes, or set AWS_S3_LOCKING_PROVIDER=dynamodb "
+                "for all writers of the table."
+            )
+
+    def _locks_with_dynamodb(self) -> bool:
+        name = s3_option(self._sink.storage_options, "s3_locking_provider")
+        return (name or os.environ.get("AWS_S3_LOCKING_PROVIDER", "")).lower() == "dynamodb"
 
     def table(self) -> None:
         """Check that the table may be written with these settings.
@@ -93,6 +133,7 @@ class TableCheck:
             TableMismatchError: The table may not be written, or the batch does not fit.
             SinkError: The columns cannot be added.
         """
+        self.store()
         self.table()
         for attempt in range(MAX_ATTEMPTS):
             if self._fitting is not None and self._fitting.equals(schema):

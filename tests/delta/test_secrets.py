@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import obstore
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -20,8 +21,8 @@ from rich.pretty import pretty_repr
 
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
+from kcl_pipeline.delta.storage.object_store import ObjectStorage
 from kcl_pipeline.delta.storage.options import StorageOptions
-from kcl_pipeline.delta.storage.storage import ObjectStorage
 from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.spark.executors import _task_writer
@@ -29,6 +30,7 @@ from kcl_pipeline.spark.foreach import ForeachBatchSink
 
 SECRET = "hXq81tZsTopSecret/+"
 OPTIONS = {
+    "AWS_ACCESS_KEY_ID": "AKIA",
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_SSE_CUSTOMER_KEY_BASE64": SECRET,
     "azure_storage_master_key": SECRET,
@@ -93,12 +95,11 @@ def test_an_at_sign_is_no_password(uri: str) -> None:
 
 
 def test_an_error_of_the_store_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fails:
-        def get_file_info(self, _: object) -> None:
-            raise ValueError(f"cannot sign with {SECRET}" + "x" * 10_000)
+    def fails(*_: object) -> None:
+        raise ValueError(f"cannot sign with {SECRET}" + "x" * 10_000)
 
     storage = ObjectStorage("s3://lake/orders", OPTIONS)
-    monkeypatch.setattr(storage, "_opened", (Fails(), "lake/orders"))
+    monkeypatch.setattr(obstore, "head", fails)
     with pytest.raises(OSError, match=r"cannot sign with \*\*\*") as caught:
         storage.size("x")
     assert len(str(caught.value)) < 1000

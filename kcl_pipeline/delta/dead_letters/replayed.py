@@ -15,10 +15,11 @@ from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from kcl_pipeline.delta.dead_letters.queries import read_rows
 from kcl_pipeline.delta.errors import delta_errors
+from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError
 
@@ -194,10 +195,12 @@ def open_dead_letters(
     """
     root = table_root(uri)
     with delta_errors(f"reading the dead-letter table {root}", storage_options):
-        options = dict(storage_options or {})
-        if not DeltaTable.is_deltatable(root, options):
+        options = delta_options(root, storage_options)
+        try:
+            # Not is_deltatable, which holds the interpreter lock while it waits for the network
+            found = DeltaTable(root, version=version, storage_options=options)
+        except TableNotFoundError:
             return None
-        found = DeltaTable(root, version=version, storage_options=options)
         names = {field.name for field in found.schema().fields}
     missing = [name for name in _TIMES if name not in names]
     if missing:

@@ -37,6 +37,7 @@ from kcl_pipeline.delta.log.entries import MAX_ENTRY_BYTES, entry_facts, entry_p
 from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
+from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SinkError
 
@@ -61,7 +62,7 @@ class DeltaLog:
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
-        self._options = dict(storage_options or {})
+        self._options = delta_options(self.root, storage_options)
         self.upkeep = LogUpkeep(self.root, self.storage, self._options)
         self._table: Any = None
         self._numbers: dict[str, int | None] = {}

@@ -94,6 +94,9 @@ class LocalStorage:
         with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
+    def creates_once(self) -> bool:  # noqa: D102
+        return True  # delta-rs commits with a hard link, or a rename that replaces nothing
+
     def _walk(self, folder: str) -> Iterator[StoredObject]:
         """Yield the objects of a folder and of its subfolders, however deep these are."""
         folders = [folder]

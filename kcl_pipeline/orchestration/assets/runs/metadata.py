@@ -12,6 +12,7 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.delta.errors import first_line
+from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.orchestration.assets.names import table_uri
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
@@ -77,7 +78,7 @@ def table_rows(sink: Any) -> int | None:
     from deltalake import DeltaTable  # noqa: PLC0415
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
-    options = dict(getattr(sink, "storage_options", {}))
+    options = delta_options(uri, getattr(sink, "storage_options", {}))
     try:
         return DeltaTable(uri, storage_options=options).count()
     except (DeltaError, OSError, ValueError) as error:

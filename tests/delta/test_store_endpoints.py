@@ -1,0 +1,206 @@
+"""The log, the files and the announcements of a table are in one store, with the same keys.
+
+A store at an endpoint of its own, keys that are replaced while a process runs, and a store without
+conditional writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.commits.announcements import Claim
+from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
+from kcl_pipeline.delta.maintenance import compact, table_exists
+from kcl_pipeline.delta.sink import DeltaCommitter
+from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.local import EmbeddedAws
+from tests.support.announcing import announce
+from tests.support.credential_files import ProfileFiles
+from tests.support.delta_tables import committer
+from tests.support.s3_proxy import S3Proxy, s3_proxy
+
+SCHEMA = pa.schema([("id", pa.int64())])
+BUCKET = "store-endpoints"
+NONE = TxnVersions()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    with EmbeddedAws() as aws:
+        boto3.client("s3", endpoint_url=aws.endpoint_url, **keys).create_bucket(Bucket=BUCKET)
+        yield aws.endpoint_url
+
+
+@pytest.fixture
+def proxy(endpoint: str) -> Iterator[S3Proxy]:
+    with s3_proxy(endpoint) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileFiles:
+    """A profile with keys, and no other variable of AWS."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    found = ProfileFiles(tmp_path)
+    for name, value in found.environment().items():
+        monkeypatch.setenv(name, value)
+    found.write("OLD")
+    return found
+
+
+def written(uri: str, ident: int) -> Written:
+    rows = pa.table({"id": pa.array([ident], pa.int64())})
+    return ArrowBatchWriter(None, uri).write(Batch("b", (), rows))
+
+
+def commit(sink: DeltaCommitter, uri: str, ident: int) -> int | None:
+    expected = sink.txn_versions(["a"])["a"]
+    entry = CommitEntry("a", (expected.data or 0) + 1, expected)
+    return sink.commit(written(uri, ident), [entry]).version
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"AWS_ENDPOINT_URL": "{proxy}"},
+        {"AWS_ENDPOINT_URL_S3": "{proxy}"},
+        {"AWS_ENDPOINT_URL_S3": "{proxy}", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+    ],
+    ids=["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "both"],
+)
+def test_everything_of_a_table_reaches_the_endpoint_of_the_environment(
+    proxy: S3Proxy,
+    variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(proxy=proxy.url))
+    uri = f"s3://{BUCKET}/{request.node.callspec.id}"
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert commit(sink, uri, 1) == 1
+    announced = announce(
+        committer(uri), written(uri, 2).files, Claim("app/b", "app/b/fence", 1, NONE)
+    )
+    assert sink.fence("b", NONE) is None, "the announced batch landed"
+    puts = [path.removeprefix(f"/{uri.removeprefix('s3://')}/") for path in proxy.paths("PUT")]
+    assert next(path for path in puts if path.endswith(".parquet")).startswith("batches/")
+    assert announced.name in puts
+    assert f"_delta_log/{2:020d}.json" in puts
+    assert {one.key for one in proxy.requests} == {"OLD"}
+    assert table_exists(uri)
+    assert compact(uri).files_removed == 2
+    assert count_dead_letters(f"{uri}_dead_letters", {}, 0.0) is None
+
+
+def test_the_options_win(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    options = {
+        "endpoint_url": proxy.url,
+        "aws_access_key_id": "OWN",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "aws_default_region": "us-east-1",
+        "max_retries": "1",
+        "timeout": "20s",
+    }
+    uri = f"s3://{BUCKET}/options"
+    sink = committer(uri, storage_options=options)
+    sink.ensure_table(SCHEMA)
+    rows = pa.table({"id": pa.array([1], pa.int64())})
+    batch = ArrowBatchWriter(None, uri, storage_options=options).write(Batch("b", (), rows))
+    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version == 1
+    assert {one.key for one in proxy.requests} == {"OWN"}
+
+
+def test_keys_that_are_replaced_are_used_without_a_restart(
+    proxy: S3Proxy, files: ProfileFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    uri = f"s3://{BUCKET}/rotated"
+    sink = committer(uri)
+    writer = ArrowBatchWriter(None, uri)
+    sink.ensure_table(SCHEMA)
+    assert commit(sink, uri, 1) == 1
+    files.write("NEW")
+    proxy.keys = frozenset({"NEW"})
+    expected = sink.txn_versions(["a"])["a"]
+    rows = pa.table({"id": pa.array([2], pa.int64())})
+    batch = writer.write(Batch("b", (), rows))
+    assert sink.commit(batch, [CommitEntry("a", 2, expected)]).version == 2
+    files.write("NEWER")
+    proxy.keys = frozenset({"NEWER"})
+    # The keys may expire between the comparison and the commit. It is then repeated by its caller.
+    batch = writer.write(Batch("b", (), rows))
+    with pytest.raises(SinkError):
+        sink._log.append(batch.files, {"app/a": 3})
+    assert commit(sink, uri, 3) == 3
+    found = DeltaTable(
+        uri, storage_options={"AWS_ALLOW_HTTP": "true", "AWS_FORCE_CREDENTIAL_LOAD": "true"}
+    )
+    assert sorted(found.to_pyarrow_table()["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_a_store_without_conditional_writes_is_refused(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    uri = f"s3://{BUCKET}/unconditional"
+    proxy.conditional = False
+    with pytest.raises(TableMismatchError, match=r"If-None-Match.*Use a store with conditional"):
+        committer(uri).ensure_table(SCHEMA)
+    assert not [path for path in proxy.paths("PUT") if "_delta_log" in path]
+    proxy.conditional = True
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert commit(sink, uri, 1) == 1
+    proxy.conditional = False
+    proxy.requests.clear()
+    for use in (
+        lambda: commit(committer(uri), uri, 2),
+        lambda: committer(uri).fence("a", TxnVersions(1)),
+    ):
+        with pytest.raises(TableMismatchError, match="If-None-Match"):
+            use()
+    assert not [path for path in proxy.paths("PUT") if "_delta_log" in path]
+    store = boto3.client("s3", endpoint_url=proxy.url).list_objects_v2(Bucket=BUCKET)
+    assert not [one["Key"] for one in store["Contents"] if "probe" in one["Key"]]
+
+
+def test_the_probe_is_made_once(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    uri = f"s3://{BUCKET}/probed"
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    for ident in (1, 2, 3):
+        assert commit(sink, uri, ident) == ident
+    assert len([path for path in proxy.paths("PUT") if "/probe/" in path]) == 2
+
+
+def test_a_lock_of_delta_rs_needs_no_conditional_writes(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    sink = committer(f"s3://{BUCKET}/x", storage_options={"aws_s3_locking_provider": "dynamodb"})
+    sink._check.store()
+    assert proxy.requests == []
+
+
+@pytest.mark.parametrize("where", ["option", "environment"])
+def test_unsafe_renames_are_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"aws_s3_allow_unsafe_rename": "true"} if where == "option" else {}
+    if where == "environment":
+        monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "TRUE")
+    with pytest.raises(TableMismatchError, match="Leave the option out"):
+        committer(f"s3://{BUCKET}/x", storage_options=options).ensure_table(SCHEMA)

@@ -1,0 +1,111 @@
+"""A proxy before the S3 of the embedded AWS: a store that answers as a test wants it to."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+EXPIRED = (
+    400,
+    b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: its method, its path without the query, and its access key."""
+
+    method: str
+    path: str
+    key: str
+
+
+@dataclass
+class S3Proxy:
+    """What the proxy does with requests. A test changes it while the proxy runs.
+
+    Attributes:
+        url: Its endpoint.
+        conditional: False: it ignores `If-None-Match`, as some stores do.
+        keys: Access keys that are valid. None: all are.
+        before: Called before each request is passed on.
+        after: Called after each request, before its answer is sent.
+    """
+
+    url: str = ""
+    conditional: bool = True
+    keys: frozenset[str] | None = None
+    before: Callable[[Request], None] = lambda _: None
+    after: Callable[[Request], None] = lambda _: None
+    requests: list[Request] = field(default_factory=list)
+
+    def paths(self, method: str) -> list[str]:
+        return [one.path for one in self.requests if one.method == method]
+
+
+@contextmanager
+def s3_proxy(target: str) -> Iterator[S3Proxy]:
+    """Run a proxy before the endpoint `target`."""
+    proxy = S3Proxy()
+    address = urlsplit(target).netloc
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            signed = self.headers.get("Authorization", "")
+            key = signed.partition("Credential=")[2].partition("/")[0]
+            request = Request(self.command, urlsplit(self.path).path, key)
+            proxy.requests.append(request)
+            if proxy.keys is not None and key not in proxy.keys:
+                self._answer(EXPIRED[0], {}, EXPIRED[1])
+                return
+            proxy.before(request)
+            headers = {
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() not in {"connection", "host"}
+                and (proxy.conditional or name.lower() != "if-none-match")
+            }
+            connection = http.client.HTTPConnection(address, timeout=30)
+            connection.request(self.command, self.path, body, {**headers, "Host": address})
+            answer = connection.getresponse()
+            content = answer.read()
+            proxy.after(request)
+            self._answer(answer.status, dict(answer.getheaders()), content)
+            connection.close()
+
+        def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in {"connection", "transfer-encoding", "content-length"}:
+                    self.send_header(name, value)
+            known = {name.lower(): value for name, value in headers.items()}
+            is_head = self.command == "HEAD"
+            length = known.get("content-length", "0") if is_head else str(len(content))
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            if not is_head:
+                self.wfile.write(content)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+            thread.join()
