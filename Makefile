@@ -25,18 +25,20 @@ run: setup java
 dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
-# Two processes, because most tests wait for something.
+# Everything that must pass before a merge. Two processes, because most tests wait for something.
 test: setup java lint audit
-	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(if $(DURATIONS),--write-durations)
 
-# What takes minutes and has a shorter form in `make test`.
+# What takes minutes and has a shorter form in `make test`, and the 2,000 fixed seeds. A run that was
+# stopped continues with what has not passed yet; the end lists all that has run.
 test-long: setup java
-	@$(BIN)/python -m pytest -m long
+	@$(BIN)/python -m pytest -v -m long --resume .run/test-long.json
 
 lint: setup
+	@echo "format, lint, types and import rules (a minute the first time)"
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
 
-# SEEDS=a:b replays a range; without it COUNT seeds (2,000) from a random one run. MENU=1 replays
+# The 2,000 fixed seeds. SEEDS=a:b runs a range, COUNT=n so many from a random one, and MENU=1
 # seeds of an older menu of incidents. Needs no network once the packages are there.
 simulate: simulation-packages
 	@PYTHONPATH=$(CURDIR) $(BIN)/python -m verification.simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(COUNT),--count $(COUNT)) $(if $(MENU),--menu $(MENU))

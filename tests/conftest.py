@@ -18,7 +18,9 @@ from hypothesis import settings
 
 # fixtures of the fan-out files
 from tests.support.fan_out_world import aws, over, subscriptions  # noqa: F401
+from tests.support.resume import Resume, state_of_the_tree
 from tests.support.seeds import RESULT, SeedsOfCi, result_of_seeds
+from tests.support.shares import Durations, Progress, unit_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,16 +40,12 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM := "-XX:TieredStopAtLevel=1 -XX:+
 SEEDS = pytest.StashKey[SeedsOfCi]()
 TESTS_OF_SEEDS = Path(__file__).parent / "verification" / "test_simulation.py"
 
-SHARED = {
-    "tests/integration/test_dagster_ui.py": "stage",
-    "tests/integration/test_processes_dagster.py": "stage",
-    "tests/docs/test_readme_example.py": "spark",
-    "tests/guides/test_snippets.py": "spark",
-    "tests/installation/test_private_interfaces.py": "spark",
-    "tests/orchestration/resources/test_dagster_libraries.py": "spark",
-    "tests/spark/": "spark",
-}
-"""Files and folders whose tests share a fixture that is slow to start."""
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--resume", metavar="FILE", help="leave out what passed; see support/resume")
+    parser.addoption(
+        "--write-durations", action="store_true", help="write support/durations.json again"
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -59,8 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::", 1)[0]
-            return next((name for start, name in SHARED.items() if path.startswith(start)), path)
+            return unit_of(nodeid)
 
     return Scheduling(config, log)
 
@@ -71,6 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
     selected = (Path(arg.partition("::")[0]).resolve() for arg in config.args)
     if first and any(TESTS_OF_SEEDS.is_relative_to(path) for path in selected):
         config.stash[SEEDS] = SeedsOfCi()
+    if first:
+        config.pluginmanager.register(Progress(config, Durations()))
+    if (path := config.getoption("resume")) is not None:
+        config.pluginmanager.register(Resume(Path(path), state_of_the_tree()))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -88,18 +89,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several worker processes the tests of slow fixtures begin first, so that none is left
-    alone at the end. What waits for the seeds is last.
+    """With several worker processes the longest units begin first. What waits for the seeds is
+    last.
     """
     if hasattr(config, "workerinput"):
-        place = {"stage": 0, "spark": 1, "seeds_of_ci": 3}
-        items.sort(
-            key=lambda item: min((place[f] for f in fixtures(item) if f in place), default=2)
-        )
-
-
-def fixtures(item: pytest.Item) -> tuple[str, ...]:
-    return tuple(getattr(item, "fixturenames", ()))
+        Durations().sort(items)
+        items.sort(key=lambda item: "seeds_of_ci" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")

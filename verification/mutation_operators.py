@@ -245,11 +245,11 @@ def function(tree: ast.Module, name: str) -> ast.AST:
         found = [one for one in _defined(node) if _name(one) == part]
         if not found:
             raise NoSuchPlaceError(f"there is no {name}")
-        node = found[-1] if len(found) == 1 else ast.Module(body=found, type_ignores=[])  # type: ignore[arg-type]
+        node = found[0] if len(found) == 1 else ast.Module(found, [])
     return node
 
 
-def _defined(node: ast.AST) -> Iterator[ast.AST]:
+def _defined(node: ast.AST) -> Iterator[ast.stmt]:
     for one in ast.iter_child_nodes(node):
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield one
@@ -275,8 +275,8 @@ def change(source: str, name: str, at: str, operator: str) -> str:
         NoSuchPlaceError: A part of the entry does not fit the source, or changes nothing.
     """
     tree = ast.parse(source)
-    before = ast.dump(tree)
     inside = function(tree, name) if name else tree
+    before = ast.dump(inside)
     chosen = [find(inside, one) for one in at.split(" + ")]
     operators = operator.split(" + ")
     if len(operators) not in {1, len(chosen)}:
@@ -284,7 +284,7 @@ def change(source: str, name: str, at: str, operator: str) -> str:
     # from behind, so that a removal does not move what is still to be changed
     for number in reversed(range(len(chosen))):
         apply(chosen[number], operators[number % len(operators)], inside)
-    if ast.dump(tree) == before:
+    if ast.dump(inside) == before:
         raise NoSuchPlaceError(f"{operator!r} changes nothing at {at!r}")
     return ast.unparse(ast.fix_missing_locations(tree))
 

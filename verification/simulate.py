@@ -1,7 +1,7 @@
 """Run the fleet simulation over many seeds: `make simulate`, or `python -m verification.simulate`.
 
-    make simulate                        2,000 seeds from a random one, which is printed
-    make simulate COUNT=10000            10,000 seeds
+    make simulate                        the 2,000 fixed seeds
+    make simulate COUNT=10000            10,000 seeds from a random one, which is printed
     make simulate SEEDS=17:19            these seeds (the end is exclusive)
     make simulate SEEDS=7002791 MENU=1   a seed under the incidents of an older version
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
-from itertools import chain, islice
+from itertools import islice
 from multiprocessing import active_children, get_context
 from types import FrameType
 from typing import Any, Final, TextIO
@@ -35,7 +35,6 @@ from verification.simulation.results import Failure, Result, report, result_of
 from verification.simulation.seeds import FIXED, commit_seeds, random_seeds, seed_range, shown
 from verification.simulation.shrink import shrink
 
-RANDOM_COUNT: Final = 2_000
 SHRUNK_FAILURES: Final = 5
 """Number of failing seeds of one run that are shrunk; the others are only listed."""
 
@@ -161,18 +160,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--seeds", type=seed_range, help="first:end, end exclusive (default: from a random seed)"
+        "--seeds",
+        type=seed_range,
+        help=f"first:end, end exclusive (default: the fixed ones, {shown(FIXED)})",
     )
     which.add_argument(
         "--ci",
         action="store_true",
-        help="the fixed seeds, and those that follow from the commit id",
+        help="those that follow from the commit id, as `make test` runs them",
     )
     which.add_argument(
         "--count",
         type=int,
-        default=RANDOM_COUNT,
-        help=f"how many seeds from a random one (default {RANDOM_COUNT})",
+        help="how many seeds from a random one",
     )
     parser.add_argument(
         "--menu",
@@ -198,30 +198,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(given: argparse.Namespace, out: TextIO) -> list[range]:
-    """The seeds of a run; seeds that were not requested by number are printed, for a replay."""
+def _chosen(given: argparse.Namespace, out: TextIO) -> range:
+    """The seeds of a run; they are printed, for a replay."""
     if given.seeds is not None:
-        return [given.seeds]
+        return given.seeds  # type: ignore[no-any-return]
     if given.ci:
-        fresh, source = commit_seeds()
-        print(
-            f"{len(FIXED)} fixed seeds, SEEDS={shown(FIXED)}, and {len(fresh)} that follow from "
-            f"{source}, SEEDS={shown(fresh)}; menu {given.menu}",
-            file=out,
-            flush=True,
-        )
-        return [FIXED, fresh]
-    fresh = random_seeds(max(given.count, 1))
-    print(f"random seeds, SEEDS={shown(fresh)}; menu {given.menu}", file=out, flush=True)
-    return [fresh]
+        seeds, source = commit_seeds()
+        origin = f"{len(seeds)} seeds that follow from {source}"
+    elif given.count is not None:
+        seeds = random_seeds(max(given.count, 1))
+        origin = "random seeds"
+    else:
+        seeds, origin = FIXED, f"{len(FIXED)} fixed seeds"
+    print(f"{origin}, SEEDS={shown(seeds)}; menu {given.menu}", file=out, flush=True)
+    return seeds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
     given = _parser().parse_args(arguments)
     out = sys.stderr if given.json else sys.stdout
-    ranges = _chosen(given, out)
-    seeds = chain.from_iterable(ranges)
+    chosen = _chosen(given, out)
+    seeds = iter(chosen)
     if given.first:
         return _first_failure(seeds, given.menu, out)
     run = Run(given.menu, out)
@@ -235,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = run.result
     report(result, out)
     if interrupted:
-        print(f"\ninterrupted after {result.seeds} of {sum(map(len, ranges))} seeds", file=out)
+        print(f"\ninterrupted after {result.seeds} of {len(chosen)} seeds", file=out)
     _print_failures(result, out)
     if given.json:
         sys.stdout.write(json.dumps(result.as_json()) + "\n")

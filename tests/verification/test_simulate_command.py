@@ -169,7 +169,7 @@ def test_a_range_without_seeds_is_refused(wrong, capsys):
     assert "write for example 0:2000" in capsys.readouterr().err
 
 
-def test_without_seeds_it_begins_at_a_random_one_and_prints_it(failing, capsys):
+def test_with_a_count_it_begins_at_a_random_seed_and_prints_it(failing, capsys):
     printed = set()
     for _ in range(3):
         assert command.main(["--count", "7", "--workers", "1"]) == 0
@@ -206,12 +206,20 @@ def test_without_a_commit_the_seeds_follow_from_the_sources(tmp_path):
     assert commit_seeds(root=tmp_path)[0] != seeds
 
 
-def test_ci_takes_the_fixed_seeds_and_those_of_the_commit(failing, capsys):
+def test_ci_takes_the_seeds_of_the_commit_and_prints_them(failing, capsys):
     assert command.main(["--ci", "--workers", "1", "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["seeds"] == 2_300
+    assert json.loads(captured.out)["seeds"] == 300
     seeds, source = commit_seeds()
-    assert f"SEEDS=0:2000, and 300 that follow from {source}, SEEDS={shown(seeds)}" in captured.err
+    assert f"300 seeds that follow from {source}, SEEDS={shown(seeds)}" in captured.err
+
+
+def test_without_arguments_it_takes_the_fixed_seeds(failing, capsys):
+    failing([1_999])
+    assert command.main(["--workers", "1"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("2000 fixed seeds, SEEDS=0:2000; menu")
+    assert text.splitlines()[-1] == "1 seeds broke an invariant: [1999]"
 
 
 @pytest.mark.parametrize(

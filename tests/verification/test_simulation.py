@@ -1,5 +1,5 @@
-"""Whole fleets under faults: two thousand seeds, the same twice for the same seed, and a planted
-defect that does not stay hidden.
+"""Whole fleets under faults: 300 seeds of the commit, the same twice for the same seed, and a
+planted defect that does not stay hidden. `test_fixed_seeds` has 2,000 more.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from verification.simulation import StormOptions, simulate
+from verification.simulation.environment.calls import Fault
 from verification.simulation.environment.streams import Streams
 from verification.simulation.environment.traffic import Ledger, Producer, aggregated
 from verification.simulation.incidents.menu import CURRENT_MENU
@@ -33,15 +34,14 @@ for seed in map(int, sys.argv[1:]):
 
 
 @pytest.mark.timeout(1_200)
-def test_fixed_seeds_and_those_of_the_commit_keep_every_invariant(seeds_of_ci):
-    """No fault is left untried. The last lines name the failing seeds."""
+def test_the_seeds_of_the_commit_keep_every_invariant(seeds_of_ci):
+    """The last lines name the failing seeds. `test_fixed_seeds` leaves no fault untried."""
     assert seeds_of_ci.returncode == 0, seeds_of_ci.stderr
     answer = json.loads(seeds_of_ci.stdout)
-    assert (answer["seeds"], answer["violations"], answer["empty_cells"]) == (2_300, 0, 0), (
-        seeds_of_ci.stderr
-    )
+    assert (answer["seeds"], answer["violations"]) == (300, 0), seeds_of_ci.stderr
+    assert all(answer["faults"][fault] > 0 for fault in Fault)
     (committed,) = re.findall(r"([\d,]+) in the table", seeds_of_ci.stderr)
-    assert int(committed.replace(",", "")) > 1_000_000
+    assert int(committed.replace(",", "")) > 100_000
 
 
 def test_the_same_seed_is_the_same_to_the_last_line_in_any_process():

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Final
 
 FIXED: Final = range(2_000)
-"""The seeds that every run of the tests uses."""
+"""The seeds of `make simulate` and `make test-long`."""
 
 COMMIT_COUNT: Final = 300
+"""The seeds of `make test`."""
+
 _FIRST_RANDOM: Final = 50_000_000
 _RANDOM_BEGINS: Final = 1_000_000
 _STEP: Final = 10_000
