@@ -79,11 +79,11 @@ class Page:
 
 
 PAGES: Final = (
-    Page("lineage", f"{LOCATION}/asset-groups/orders/lineage", ("lease_table", "Materialized")),
+    Page("lineage", f"{LOCATION}/asset-groups/orders/lineage", ("fleet", "Materialized")),
     Page("output", "assets/orders/events?view=overview", ("Plots",), _open_plots),
-    Page("leases", "assets/orders/lease_table?view=overview", ("rows", "last_moves")),
-    Page("figures", "assets/orders/lease_table?view=overview", ("figures",), _open_figures),
-    Page("workers", "assets/orders/worker_metrics_table?view=overview", ("rows",)),
+    Page("leases", "assets/orders/fleet?view=overview", ("lease_rows", "last_moves")),
+    Page("figures", "assets/orders/fleet?view=overview", ("figures",), _open_figures),
+    Page("workers", "assets/orders/fleet?view=overview", ("worker_rows",)),
     Page("sensor", f"{LOCATION}/sensors/orders_leader", ("orders_leader", "View logs")),
 )
 

@@ -12,7 +12,7 @@ from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.orchestration.assets.maintenance import build_maintenance_job
 from kcl_pipeline.orchestration.assets.names import Names, output_key
 from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
-from kcl_pipeline.orchestration.assets.specs import stream_specs, table_specs
+from kcl_pipeline.orchestration.assets.specs import fleet_spec, stream_specs
 from kcl_pipeline.orchestration.ops.control.jobs import build_operator_jobs
 from kcl_pipeline.orchestration.ops.output import (
     build_consume_job,
@@ -93,7 +93,7 @@ def build_definitions(
     job = build_consume_job(pipeline, names, options, pipeline_version(pipeline))
     maintenance = build_maintenance_job(pipeline, names)
     return dg.Definitions(
-        assets=[output, *stream_specs(names, options), *table_specs(pipeline, names, options)],
+        assets=[output, *stream_specs(names, options), fleet_spec(pipeline, names, options)],
         asset_checks=build_checks(pipeline, names, options),
         jobs=[job, *([maintenance] if maintenance else []), *build_operator_jobs(pipeline, names)],
         sensors=[build_leader_sensor(pipeline, names, options)],

@@ -31,7 +31,7 @@ def alerts(tmp_path, monkeypatch):
 def test_a_message_is_sent_when_a_check_changes(alerts):
     names, sent = alerts
     dg.Definitions.validate_loadable(names["defs"])
-    cursor, key = None, dg.AssetKey(["orders", "lease_table"])
+    cursor, key = None, dg.AssetKey(["orders", "fleet"])
 
     def tick() -> list[str]:
         nonlocal cursor
@@ -57,15 +57,15 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         report(passed=True)
         assert tick() == []
         report(passed=False, severity="WARN")
-        assert tick() == ["orders/lease_table:leases_renewed: WARN. 2 leases wait"]
+        assert tick() == ["orders/fleet:leases_renewed: WARN. 2 leases wait"]
         assert tick() == []
         report(passed=False)
-        assert tick() == ["orders/lease_table:leases_renewed: ERROR. 2 leases wait"]
+        assert tick() == ["orders/fleet:leases_renewed: ERROR. 2 leases wait"]
         report(passed=True)
-        assert tick() == ["orders/lease_table:leases_renewed: passed. 2 leases wait"]
+        assert tick() == ["orders/fleet:leases_renewed: passed. 2 leases wait"]
         now = time.time()
         names["time"] = type("Later", (), {"time": staticmethod(lambda: now + 700)})
-        assert tick() == ["orders/lease_table:leases_renewed: too old. Is the leader sensor on?"]
+        assert tick() == ["orders/fleet:leases_renewed: too old. Is the leader sensor on?"]
 
 
 def test_a_downstream_asset_waits_while_a_check_of_the_output_fails(tmp_path, monkeypatch):

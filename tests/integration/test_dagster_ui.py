@@ -48,9 +48,7 @@ def test_the_lineage_goes_from_the_stream_through_the_lease_table_to_the_output(
 ):
     looker.open(f"{located(stage)}/asset-groups/orders/lineage")
     looker.wait_for(
-        "lease_table",
-        "worker_metrics_table",
-        "coordinator_state_table",
+        "fleet",
         "events",
         "Materialized",
         "6 / 6 Passed",
@@ -61,7 +59,7 @@ def test_the_lineage_goes_from_the_stream_through_the_lease_table_to_the_output(
         f"{stage.page.url}/assets/orders/events?view=lineage&lineageScope=upstream&lineageDepth=2"
     )
     # The stream is in a group of its own, which is shown around it
-    looker.wait_for("kinesis", "orders", "lease_table", "events")
+    looker.wait_for("kinesis", "orders", "fleet", "events")
     assert size(looker.shoot("lineage")) > 20_000
 
 
@@ -97,19 +95,19 @@ def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks
 
 
 def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stage, looker: Browser):
-    looker.open(f"{stage.page.url}/assets/orders/lease_table?view=overview")
-    shown = looker.wait_for("rows", "last_moves", "per_worker", "checkpoint", "KB/s")
+    looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
+    shown = looker.wait_for("lease_rows", "last_moves", "per_worker", "checkpoint", "KB/s")
     assert "shardId-" not in shown, "the table has the numbers of the shards"
     assert looker.cut_off() == {}
     looker.shoot("leases")
-    looker.open(f"{stage.page.url}/assets/orders/lease_table?view=checks")
+    looker.open(f"{stage.page.url}/assets/orders/fleet?view=checks")
     looker.wait_for("hash_ranges_covered", "leases_renewed")
     looker.shoot("lease-checks")
 
 
 def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browser):
-    looker.open(f"{stage.page.url}/assets/orders/worker_metrics_table?view=overview")
-    looker.wait_for("rows", "problems", "version", "running")
+    looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
+    looker.wait_for("worker_rows", "problems", "version", "running")
     assert looker.cut_off() == {}
     looker.shoot("workers")
 
@@ -142,7 +140,7 @@ def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Brow
 
 
 def test_the_figures_of_the_lease_table_are_drawn(stage: Stage, looker: Browser):
-    looker.open(f"{stage.page.url}/assets/orders/lease_table?view=overview")
+    looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
     shown = looker.wait_for("figures", seconds=100)
     if "[Show Markdown]" not in shown:
         looker.driver.find_element(By.PARTIAL_LINK_TEXT, " UTC").click()

@@ -58,21 +58,19 @@ def parents(defs: dg.Definitions, key: dg.AssetKey) -> set[str]:
     return {k.to_user_string() for k in defs.resolve_asset_graph().get(key).parent_keys}
 
 
-def test_lineage_from_stream_over_lease_table_to_output():
+def test_lineage_from_stream_to_output_with_the_fleet_beside_it():
     pipeline = FakePipeline(streams=("orders", ARN))
     defs = build_definitions(pipeline)
     names = Names.of(pipeline)
     dg.Definitions.validate_loadable(defs)
-    assert parents(defs, names.output) == {"orders-eu/lease_table"}
-    assert parents(defs, names.lease_table) == {"kinesis/orders", "kinesis/clicks"}
+    assert parents(defs, names.output) == {"kinesis/orders", "kinesis/clicks"}
+    assert parents(defs, names.fleet) == set()
     graph = defs.resolve_asset_graph()
     assert {k.to_user_string() for k in graph.materializable_asset_keys} == {"orders-eu/per_minute"}
     assert {k.to_user_string() for k in graph.external_asset_keys} == {
         "kinesis/orders",
         "kinesis/clicks",
-        "orders-eu/lease_table",
-        "orders-eu/worker_metrics_table",
-        "orders-eu/coordinator_state_table",
+        "orders-eu/fleet",
     }
 
 
@@ -153,21 +151,21 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
         for e in checks.get_asset_check_evaluations()
     }
     assert found == {
-        ("orders-eu/lease_table", "hash_ranges_covered"): True,
-        ("orders-eu/lease_table", "leases_renewed"): True,
-        ("orders-eu/lease_table", "rows_usable"): True,
-        ("orders-eu/lease_table", "streams_available"): True,
-        ("orders-eu/lease_table", "no_records_lost"): True,
-        ("orders-eu/lease_table", "checkpoints_advance"): True,
-        ("orders-eu/worker_metrics_table", "balanced"): True,
-        ("orders-eu/worker_metrics_table", "no_worker_hung"): True,
-        ("orders-eu/worker_metrics_table", "workers_running"): True,
+        ("orders-eu/fleet", "hash_ranges_covered"): True,
+        ("orders-eu/fleet", "leases_renewed"): True,
+        ("orders-eu/fleet", "rows_usable"): True,
+        ("orders-eu/fleet", "streams_available"): True,
+        ("orders-eu/fleet", "no_records_lost"): True,
+        ("orders-eu/fleet", "checkpoints_advance"): True,
+        ("orders-eu/fleet", "balanced"): True,
+        ("orders-eu/fleet", "no_worker_hung"): True,
+        ("orders-eu/fleet", "workers_running"): True,
         ("orders-eu/per_minute", "lag_below_threshold"): False,
         ("orders-eu/per_minute", "no_shard_paused"): True,
         ("orders-eu/per_minute", "data_within_retention"): True,
         ("orders-eu/per_minute", "lag_not_growing"): False,  # the output was never reported
         ("orders-eu/per_minute", "no_new_dead_letters"): False,
-        ("orders-eu/coordinator_state_table", "leader_present"): False,
+        ("orders-eu/fleet", "leader_present"): False,
     }
     names, settings = Names.of(pipeline), pipeline.settings
     retention = {"orders": 86_400.0}
@@ -175,8 +173,8 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
     view = FleetView(**NOTHING_SEEN, leases=tuple(rows), unread=unread, leads=True, points=())
     view = replace(view, retention_seconds=retention)
     reported = asset_events(view, names, settings, DagsterOptions(), Cadence(), now=0.0)
-    leader = (names.coordinator_state_table.to_user_string(), LEADER)
-    workers = (names.worker_metrics_table.to_user_string(), WORKERS)
+    leader = (names.fleet.to_user_string(), LEADER)
+    workers = (names.fleet.to_user_string(), WORKERS)
     assert set(found) - {leader, workers} == {
         (event.asset_key.to_user_string(), event.check_name)
         for event in reported

@@ -148,9 +148,7 @@ class Names:
             stream.
         stream_partitions: Name of the dynamic partitions of `selected_streams`.
         output: Asset key of the output.
-        lease_table: Asset key of the lease table.
-        worker_metrics_table: Asset key of the worker-metrics table.
-        coordinator_state_table: Asset key of the coordinator-state table.
+        fleet: Asset key of the fleet: leases, workers and leader.
         consume_job: Name of the job whose runs are workers.
         maintenance_job: Name of the job that compacts and vacuums the output.
         leader_sensor: Name of the leader sensor.
@@ -169,9 +167,7 @@ class Names:
     selected_streams: AssetKey
     stream_partitions: str
     output: AssetKey
-    lease_table: AssetKey
-    worker_metrics_table: AssetKey
-    coordinator_state_table: AssetKey
+    fleet: AssetKey
     consume_job: str
     maintenance_job: str
     leader_sensor: str
@@ -204,9 +200,7 @@ class Names:
             selected_streams=AssetKey([name, "streams"]),
             stream_partitions=f"{prefix}_streams",
             output=output,
-            lease_table=AssetKey([name, "lease_table"]),
-            worker_metrics_table=AssetKey([name, "worker_metrics_table"]),
-            coordinator_state_table=AssetKey([name, "coordinator_state_table"]),
+            fleet=AssetKey([name, "fleet"]),
             consume_job=f"{prefix}_consume",
             maintenance_job=f"{prefix}_maintenance",
             leader_sensor=f"{prefix}_leader",

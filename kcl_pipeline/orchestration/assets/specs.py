@@ -1,9 +1,7 @@
-"""Define the external assets: the streams and the three tables.
+"""Define the external assets: the streams and the fleet.
 
 Dagster does not compute them. The leader sensor reports their state.
 """
-
-from typing import Any
 
 import dagster as dg
 
@@ -55,37 +53,22 @@ def _stream_spec(name_or_arn: str, key: dg.AssetKey) -> dg.AssetSpec:
     )
 
 
-def table_specs(
-    pipeline: PipelineLike, names: Names, options: DagsterOptions
-) -> list[dg.AssetSpec]:
-    """The lease table (downstream of the streams) and the two other tables."""
+def fleet_spec(pipeline: PipelineLike, names: Names, options: DagsterOptions) -> dg.AssetSpec:
+    """The asset of the leases, the workers and the leader.
+
+    It is beside the data, not in its lineage: no row of the output comes from a lease.
+    """
     settings = pipeline.settings
-    common: dict[str, Any] = {
-        "group_name": group_of(names, options),
-        "owners": list(options.owners),
-        "tags": dict(options.tags),
-        "kinds": {"dynamodb"},
-    }
-    return [
-        dg.AssetSpec(
-            names.lease_table,
-            deps=[names.selected_streams] if names.selects_streams else list(names.streams_keys),
-            description="One row per shard with its owner and its checkpoint. Written by the "
-            "leader and the workers, including Java workers.",
-            metadata={"dagster/uri": f"dynamodb://{settings.lease_table_name}"},
-            **common,
-        ),
-        dg.AssetSpec(
-            names.worker_metrics_table,
-            description="One row per worker with its recent CPU averages, which the leader uses "
-            "to balance the load.",
-            metadata={"dagster/uri": f"dynamodb://{settings.worker_metrics_table_name}"},
-            **common,
-        ),
-        dg.AssetSpec(
-            names.coordinator_state_table,
-            description="The leader's lock and the client version.",
-            metadata={"dagster/uri": f"dynamodb://{settings.coordinator_state_table_name}"},
-            **common,
-        ),
-    ]
+    return dg.AssetSpec(
+        names.fleet,
+        description=f"What reads the streams of `{names.application}`: one lease per shard with "
+        "its owner and checkpoint, the workers, also Java workers, and the leader. The sensor "
+        f"`{names.leader_sensor}` reports it from the tables "
+        f"`{settings.lease_table_name}`, `{settings.worker_metrics_table_name}` and "
+        f"`{settings.coordinator_state_table_name}`.",
+        metadata={"dagster/uri": f"dynamodb://{settings.lease_table_name}"},
+        group_name=group_of(names, options),
+        owners=list(options.owners),
+        tags=dict(options.tags),
+        kinds={"dynamodb"},
+    )

@@ -35,7 +35,7 @@ class HangReporter:
 
     def __init__(self, context: dg.OpExecutionContext, names: Names, clock: Clock) -> None:
         self._context = context
-        self._key = names.worker_metrics_table
+        self._key = names.fleet
         self._clock = clock
         self._reports: list[threading.Thread] = []
 

@@ -185,7 +185,7 @@ class LeaderTick:
         decision = scaling.decision
         events += check_events(
             workers_running(scaling.problems, running_workers(active)),
-            self._names.worker_metrics_table,
+            self._names.fleet,
             state.cadence,
             self._clock.monotonic(),
         )
@@ -238,7 +238,7 @@ class LeaderTick:
         now, limit = self._clock.monotonic(), self._options.check_limits.leader_absent_seconds
         state.absence.observe(led=report.led, owner=report.lock_owner, problem=problem, now=now)
         check = state.absence.health(report.lock_owner, now, limit)
-        return check_events(check, self._names.coordinator_state_table, state.cadence, now)
+        return check_events(check, self._names.fleet, state.cadence, now)
 
     def _pause(
         self, context: dg.SensorEvaluationContext, report: CycleReport, state: TickState

@@ -252,7 +252,7 @@ def test_the_lag_of_a_shard_without_a_worker_is_in_the_plot_and_in_the_table(ins
     events = [e for e in stage(61.0).asset_events if not isinstance(e, dg.AssetCheckEvaluation)]
     by_name = {e.asset_key.path[-1]: e.metadata for e in events}
     assert by_name["per_minute"]["lag_seconds_max"].value == 123.0
-    first = by_name["lease_table"]["rows"].records[0].data
+    first = by_name["fleet"]["lease_rows"].records[0].data
     assert (first["shard"], first["lag"]) == ("1", "≤ 123.0 s")
 
 

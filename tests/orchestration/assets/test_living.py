@@ -135,7 +135,7 @@ def test_the_button_of_worker_runs_finds_the_run_of_a_dead_worker(instance, monk
     clock = ManualClock(time.time())
     monkeypatch.setattr(checks_module, "SystemClock", lambda: clock)
     pipeline = FakePipeline()
-    key = dg.AssetCheckKey(Names.of(pipeline).worker_metrics_table, "workers_running")
+    key = dg.AssetCheckKey(Names.of(pipeline).fleet, "workers_running")
     defs = build_definitions(pipeline)
     bound = dg.Definitions(
         assets=defs.assets,

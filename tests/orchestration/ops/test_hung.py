@@ -21,7 +21,7 @@ STACKS = "thread processing:\n  orders.py:7 per_minute"
 
 
 def verdict(instance: dg.DagsterInstance, pipeline: FakePipeline) -> dg.AssetCheckEvaluation | None:
-    key = dg.AssetCheckKey(Names.of(pipeline).worker_metrics_table, "no_worker_hung")
+    key = dg.AssetCheckKey(Names.of(pipeline).fleet, "no_worker_hung")
     found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
     if not found:
         return None

@@ -222,12 +222,10 @@ class Fleet:
 
     def figures(self, seconds: float = 61.0) -> str | None:
         for event in self.stage(seconds).asset_events:
-            if isinstance(event, dg.AssetMaterialization) and event.asset_key.path[-1] == (
-                "lease_table"
-            ):
+            if isinstance(event, dg.AssetObservation) and event.asset_key.path[-1] == "fleet":
                 found = event.metadata.get("figures")
                 return None if found is None else found.value
-        raise AssertionError("no report of the lease table")
+        raise AssertionError("no report of the fleet")
 
 
 def test_the_figures_are_drawn_when_their_history_doubles_then_every_ten_minutes(instance):
@@ -246,7 +244,7 @@ def test_the_figures_are_drawn_when_their_history_doubles_then_every_ten_minutes
     assert sum(bool(IMAGE.search(one)) for one in later) == 2
     assert fleet.stage.clock.now - drawn < 3 * FIGURES_SECONDS
     match = re.fullmatch(
-        r"\[of \d\d:\d\d UTC\]\(/assets/orders-eu/lease_table\?view=events&time=(\d+)\)", later[0]
+        r"\[of \d\d:\d\d UTC\]\(/assets/orders-eu/fleet\?view=events&time=(\d+)\)", later[0]
     )
     # The event with the images was stored before the tick that reports next, however long it took.
     assert abs(int(match[1]) - (drawn + 61.0) * 1000) < 1_000

@@ -124,7 +124,7 @@ def test_a_leader_that_is_absent_fails_also_without_tables(instance):
     stage(31.0)
     failed = check()
     assert (failed.check_name, failed.passed) == ("leader_present", False)
-    assert failed.asset_key == stage.names.coordinator_state_table
+    assert failed.asset_key == stage.names.fleet
     assert "waiting for the first worker" in failed.description
 
 

@@ -96,10 +96,8 @@ def test_tells_streams_tables_and_checks(instance):
     pipeline.cycle = FakeCycle([led(rows, workers, plan=plan, plan_input=given)])
     result = Stage(instance, pipeline)()
     assert kinds(result) == {
-        "orders-eu/lease_table": 1,
+        "orders-eu/fleet": 1,
         "kinesis/orders": 1,
-        "orders-eu/worker_metrics_table": 1,
-        "orders-eu/coordinator_state_table": 1,
         "hash_ranges_covered": 1,
         "leases_renewed": 1,
         "rows_usable": 1,
@@ -112,21 +110,16 @@ def test_tells_streams_tables_and_checks(instance):
         "leader_present": 1,
         "workers_running": 1,
     }
-    lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
-    assert isinstance(lease_table, dg.AssetMaterialization)
-    assert lease_table.metadata["leases"].value == 4
-    assert len(lease_table.metadata["rows"].records) == 4
-    assert {
-        (r.data["worker"], r.data["leases"]) for r in lease_table.metadata["per_worker"].records
-    } == {("w-1", 2), ("w-2", 2)}
-    assert lease_table.metadata["plan"].records[0].data["reason"] == "w-1 has too much"
-    workers = next(
-        e
-        for e in result.asset_events
-        if e.asset_key.path[-1] == "worker_metrics_table"
-        and not isinstance(e, dg.AssetCheckEvaluation)
-    )
-    assert workers.metadata["cpu_spread"].value == 10.0
+    fleet = next(e for e in result.asset_events if e.asset_key.path[-1] == "fleet")
+    assert isinstance(fleet, dg.AssetObservation)
+    assert fleet.metadata["leases"].value == 4
+    assert len(fleet.metadata["lease_rows"].records) == 4
+    assert {(r.data["worker"], r.data["leases"]) for r in fleet.metadata["per_worker"].records} == {
+        ("w-1", 2),
+        ("w-2", 2),
+    }
+    assert fleet.metadata["plan"].records[0].data["reason"] == "w-1 has too much"
+    assert fleet.metadata["cpu_spread"].value == 10.0
     assert all(e.passed for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation))
 
 
@@ -153,14 +146,9 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
     assert checks["lag_below_threshold"].metadata["lag_seconds"].value == 90.0
     assert "not read yet: 1 shard" in checks["lag_below_threshold"].description
     assert ", reported 9999" in checks["lag_below_threshold"].description
-    (workers,) = [
-        event
-        for event in result.asset_events
-        if isinstance(event, dg.AssetMaterialization)
-        and event.asset_key.path[-1] == "worker_metrics_table"
-    ]
-    assert [row.data["lag"] for row in workers.metadata["rows"].records] == ["0.2 s", "90.0 s"]
-    assert [row.data["problems"] for row in workers.metadata["rows"].records] == [
+    fleet = next(e for e in result.asset_events if e.asset_key.path[-1] == "fleet")
+    assert [row.data["lag"] for row in fleet.metadata["worker_rows"].records] == ["0.2 s", "90.0 s"]
+    assert [row.data["problems"] for row in fleet.metadata["worker_rows"].records] == [
         "none",
         "1 paused, 3 refused batches, 12 dead letters",
     ]
@@ -169,11 +157,9 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
 def test_of_many_leases_the_first_200_are_shown_and_the_rest_is_counted(instance):
     pipeline = FakePipeline(cycle=FakeCycle([led(leases(230, ["w"]), [worker("w")])]))
     result = Stage(instance, pipeline)()
-    metadata = next(
-        e for e in result.asset_events if e.asset_key.path[-1] == "lease_table"
-    ).metadata
-    assert len(metadata["rows"].records) == 200
-    assert metadata["rows_not_shown"].value.startswith("30 leases with a smaller lag")
+    metadata = next(e for e in result.asset_events if e.asset_key.path[-1] == "fleet").metadata
+    assert len(metadata["lease_rows"].records) == 200
+    assert metadata["lease_rows_not_shown"].value.startswith("30 leases with a smaller lag")
 
 
 def test_tells_only_what_changed_and_everything_once_a_minute(instance):
@@ -183,9 +169,9 @@ def test_tells_only_what_changed_and_everything_once_a_minute(instance):
     moved = [rows[0].with_(owner="w-2"), *rows[1:]]
     pipeline.cycle = FakeCycle([led(rows, workers), led(rows, workers), led(moved, workers)])
     stage = Stage(instance, pipeline)
-    assert len(stage().asset_events) == 15
+    assert len(stage().asset_events) == 13
     assert not stage().asset_events
-    assert kinds(stage()) == {"orders-eu/lease_table": 1, "kinesis/orders": 1, "balanced": 1}
+    assert kinds(stage()) == {"orders-eu/fleet": 1, "kinesis/orders": 1, "balanced": 1}
     quiet = [len(stage().asset_events) for _ in range(9)]
     assert sum(quiet) == 0
     assert kinds(stage())["hash_ranges_covered"] == 1
@@ -321,9 +307,9 @@ def test_when_another_process_leads_the_tables_are_told_all_the_same(instance):
     stage.leases.leases = leases(2, ["w-1"])
     stage.workers.beat("w-1")
     result = stage()
-    lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
-    assert lease_table.metadata["leases"].value == 2
-    assert lease_table.metadata["leader"].value == "orders-1"
+    fleet = next(e for e in result.asset_events if e.asset_key.path[-1] == "fleet")
+    assert fleet.metadata["leases"].value == 2
+    assert fleet.metadata["leader"].value == "orders-1"
     assert len(result.run_requests) == 2
 
 
@@ -360,7 +346,7 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
     ) as context:
         data = sensor.evaluate_tick(context)
     assert len(data.run_requests) == 2
-    assert len(data.asset_events) == 15
+    assert len(data.asset_events) == 13
     assert data.run_requests[0].run_config == {}
     assert (
         build_definitions(pipeline, leader_default_running=True)

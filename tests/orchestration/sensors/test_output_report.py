@@ -250,6 +250,6 @@ def test_an_hour_with_100_leases_and_8_workers(instance):
             kind = getattr(event, "check_name", "/".join(event.asset_key.path))
             counts[kind] += 1
     assert counts["orders-eu/per_minute"] in (59, 60)
-    assert counts["orders-eu/lease_table"] in (60, EVENTS_PER_HOUR)
+    assert counts["orders-eu/fleet"] in (60, EVENTS_PER_HOUR)
     assert all(count <= EVENTS_PER_HOUR for count in counts.values()), counts
     assert sum(counts.values()) <= EVENTS_PER_HOUR * len(counts)

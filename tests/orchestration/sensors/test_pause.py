@@ -26,8 +26,7 @@ def state_of(result: dg.SensorResult) -> object:
     (event,) = [
         event
         for event in result.asset_events
-        if isinstance(event, dg.AssetObservation)
-        and event.asset_key.path[-1] == "coordinator_state_table"
+        if isinstance(event, dg.AssetObservation) and event.asset_key.path[-1] == "fleet"
     ]
     return event.metadata["state"].value
 

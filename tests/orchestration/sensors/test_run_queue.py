@@ -177,7 +177,7 @@ def test_the_button_evaluates_the_same(version):
     tags = TAGS if version is None else {**TAGS, VERSION_TAG: version}
     pipeline = FakePipeline()
     defs = build_definitions(pipeline, leader_default_running=True)
-    key = dg.AssetCheckKey(Names.of(pipeline).worker_metrics_table, "workers_running")
+    key = dg.AssetCheckKey(Names.of(pipeline).fleet, "workers_running")
     with queued_instance(max_concurrent_runs=8) as instance:
         stage = Stage(instance, pipeline)
         for _ in range(2):

@@ -101,13 +101,13 @@ def test_dagster_keeps_the_page_of_a_stream_that_no_definition_names(instance):
     assert instance.get_materialized_partitions(selected) == {"orders"}
 
 
-def test_the_selected_streams_are_one_asset_in_front_of_the_lease_table():
+def test_the_selected_streams_are_one_asset_in_front_of_the_output():
     defs = build_definitions(FakePipeline(streams=(), overrides=SELECTED))
     dg.Definitions.validate_loadable(defs)
     graph = defs.resolve_asset_graph()
     node = graph.get(dg.AssetKey(["orders-eu", "streams"]))
     assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
-    assert node.child_keys == {dg.AssetKey(["orders-eu", "lease_table"])}
+    assert node.child_keys == {dg.AssetKey(["orders-eu", "per_minute"])}
 
 
 def test_two_streams_of_one_name_have_assets_of_their_own(instance):
@@ -125,7 +125,7 @@ def test_two_streams_of_one_name_have_assets_of_their_own(instance):
         if key.startswith("kinesis/")
     }
     assert found == {"kinesis/orders": (2, 1.0), "kinesis/2/orders": (4, 2.0)}
-    table = events_of(result, dg.AssetMaterialization)["orders-eu/lease_table"]
+    table = events_of(result, dg.AssetObservation)["orders-eu/fleet"]
     assert "streams" in table
 
 

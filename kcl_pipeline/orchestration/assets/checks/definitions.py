@@ -69,9 +69,7 @@ def build_checks(
     """Build the checks of a pipeline, by the asset that they belong to."""
     checks = _Checks(pipeline, names, options)
     by_asset = {
-        names.lease_table: checks.of_leases(),
-        names.worker_metrics_table: checks.of_workers(),
-        names.coordinator_state_table: checks.of_leader(),
+        names.fleet: [*checks.of_leases(), *checks.of_workers(), *checks.of_leader()],
         names.output: checks.of_output(),
     }
     return [_definition(names, asset, one) for asset, ones in by_asset.items() for one in ones]

@@ -47,7 +47,7 @@ ROWS_ADVICE: Final = (
 )
 BALANCE_ADVICE: Final = "`kcl-pipeline plan` shows the moves that would balance it, or why not"
 LAG_ADVICE: Final = (
-    "The lease table shows which shards lag. If all do, raise `workers.max` or make the transform "
+    "The fleet shows which shards lag. If all do, raise `workers.max` or make the transform "
     "faster; if one does, it is hot or paused. See docs/operations.md"
 )
 PAUSED_ADVICE: Final = (

@@ -21,10 +21,10 @@ CHECKPOINTS: Final = "checkpoints_advance"
 
 RETENTION_ADVICE: Final = (
     "Raise the retention period of the stream now; it keeps the records that still exist. Then "
-    "remove the cause of the lag: see the lease table. See docs/checks-and-events.md"
+    "remove the cause of the lag: see the fleet. See docs/checks-and-events.md"
 )
 CHECKPOINTS_ADVICE: Final = (
-    "Look at the state of the shard in the lease table, then at the log of its worker for "
+    "Look at the state of the shard in the rows of the fleet, then at the log of its worker for "
     "shard_stalled, shard_paused or batch_refused. See docs/checks-and-events.md"
 )
 POLL_SECONDS: Final = 10.0

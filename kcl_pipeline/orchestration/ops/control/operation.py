@@ -53,7 +53,7 @@ def operation_job(
         context.log.info(text)
         context.log_event(
             dg.AssetObservation(
-                names.coordinator_state_table,
+                names.fleet,
                 metadata={
                     "operation": name,
                     "outcome": dg.MetadataValue.text(text),

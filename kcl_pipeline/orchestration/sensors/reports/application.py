@@ -1,4 +1,4 @@
-"""Report streams, tables and checks to Dagster, on change and at least once a minute."""
+"""Report streams, fleet and checks to Dagster, on change and at least once a minute."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +27,9 @@ from kcl_pipeline.orchestration.sensors.reports.streams import (
 from kcl_pipeline.orchestration.sensors.reports.tables import (
     MAX_TABLE_ROWS,
     lease_rows,
-    lease_table,
     lease_text,
     move_text,
+    rows_not_shown,
     run_links,
     worker_rows,
 )
@@ -105,29 +105,35 @@ class LeaseWaits:
         return {key: now - since for key, since in self.since.items()}
 
 
-def lease_table_metadata(view: FleetView) -> dict[str, Any]:
-    """Gauges of the application, the leases, the last moves, leases per worker, and the plan.
-
-    Dagster plots the values that are numbers.
-    """
+def fleet_metadata(view: FleetView) -> dict[str, Any]:
+    """Leader, leases, workers, the last moves and the plan. Dagster plots what are numbers."""
     unfinished = [le for le in view.leases if not le.ended]
     counts = health.lease_counts(view.leases)
     rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages, view.ages)
-    metadata: dict[str, Any] = lease_table(rows, len(view.leases))
-    metadata |= {
+    cpus = [cpu for w in view.workers if (cpu := health.cpu_percent(w)) is not None]
+    metadata: dict[str, Any] = {
+        "state": dg.MetadataValue.text("working" if view.pause is None else view.pause.sentence),
+        "leader": dg.MetadataValue.text(view.lock_owner or "none"),
+        "this_sensor_leads": view.leads,
+        "lease_rows": table_of(rows, MAX_TABLE_ROWS),
+        "lease_rows_not_shown": rows_not_shown(rows, len(view.leases)),
+        "worker_rows": table_of(worker_rows(view.workers, view.leases, view.runs), MAX_TABLE_ROWS),
+        "runs": run_links(view.runs) if view.runs else None,
         "last_moves": table_of(list(view.moves)),
         "leases": len(view.leases),
         "unfinished": len(unfinished),
         "without_owner": sum(1 for le in unfinished if le.actual_owner is None),
         "in_handoff": sum(1 for le in view.leases if le.in_handoff),
-        "leader": dg.MetadataValue.text(view.lock_owner or "none"),
+        "workers": len(view.workers),
+        "cpu_spread": round(max(cpus) - min(cpus), 1) if cpus else None,
+        "cycle_seconds": view.cycle_seconds,
         "per_worker": table_of(
             [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
         ),
     }
     if view.plan is not None and view.plan_input is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
-    return metadata
+    return known(metadata)
 
 
 def plan_metadata(plan: Plan, plan_input: PlanInput) -> dict[str, Any]:
@@ -173,20 +179,6 @@ def load_rows(rows: Sequence[LoadRow], kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def worker_table_metadata(view: FleetView) -> dict[str, Any]:
-    """The live workers with their state, CPU, leases, throughput and batches, and their runs."""
-    rows = worker_rows(view.workers, view.leases, view.runs)
-    cpus = [cpu for w in view.workers if (cpu := health.cpu_percent(w)) is not None]
-    return known(
-        {
-            "workers": len(view.workers),
-            "rows": table_of(rows, MAX_TABLE_ROWS),
-            "runs": run_links(view.runs) if view.runs else None,
-            "cpu_spread": round(max(cpus) - min(cpus), 1) if cpus else None,
-        }
-    )
-
-
 def _due_streams(
     streams: Sequence[StreamView], cadence: Cadence, now: float
 ) -> Iterator[StreamView]:
@@ -210,39 +202,25 @@ def asset_events(
 ) -> list[AssetEvent]:
     """The events that are due at `now` (monotonic seconds).
 
-    Tables with rows are materialized: the page of an asset that was ever materialized shows the
-    metadata of its latest materialization, never those of a later observation.
+    The fleet is observed, not materialized: nothing is downstream of it, and the Dagster UI ignores
+    evaluations of checks that are older than the last materialization.
     """
     events: list[AssetEvent] = []
-    owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
     streams = stream_views(
         view.streams or settings.streams, view.leases, view.workers, view.lag_millis, view.ages
     )
-    if cadence.due("leases", owners, now):
-        metadata = lease_table_metadata(view)
+    owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
+    states = tuple((w.worker_id, w.drain_requested) for w in view.workers)
+    runs = tuple((run.run_id, run.status) for run in view.runs)
+    if cadence.due("fleet", (owners, states, runs, view.lock_owner, view.pause), now):
+        metadata = fleet_metadata(view)
         if settings.is_multi_stream:
             metadata["streams"] = table_of(worst_streams(streams))
         if figures is not None:
-            metadata |= figures.metadata(view, names.lease_table, now)
-        events.append(dg.AssetMaterialization(names.lease_table, metadata=metadata))
+            metadata |= figures.metadata(view, names.fleet, now)
+        events.append(dg.AssetObservation(names.fleet, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
         events += stream_events(stream, names, view.lag_age_seconds)
-    states = tuple((w.worker_id, w.drain_requested) for w in view.workers)
-    runs = tuple((run.run_id, run.status) for run in view.runs)
-    if cadence.due("workers", (states, runs), now):
-        events.append(
-            dg.AssetMaterialization(
-                names.worker_metrics_table, metadata=worker_table_metadata(view)
-            )
-        )
-    if cadence.due("leader", (view.lock_owner, view.pause), now):
-        metadata = {
-            "state": "working" if view.pause is None else view.pause.sentence,
-            "leader": view.lock_owner or "none",
-            "this_sensor_leads": view.leads,
-            "cycle_seconds": view.cycle_seconds,
-        }
-        events.append(dg.AssetObservation(names.coordinator_state_table, metadata=metadata))
     checks = fleet_checks(view, names, settings, options)
     hole = any(check.check == health.COVERAGE and not check.passed for _, check in checks)
     hole_lasts = cadence.hole_lasts(hole, now)
@@ -273,10 +251,10 @@ def fleet_checks(
     """Return the checks whose input is known, with the assets that they belong to."""
     return [
         *((names.output, check) for check in _data_checks(view, options)),
-        *((names.lease_table, check) for check in _lease_checks(view, settings, options)),
-        (names.worker_metrics_table, hung(view.workers)),
+        *((names.fleet, check) for check in _lease_checks(view, settings, options)),
+        (names.fleet, hung(view.workers)),
         (
-            names.worker_metrics_table,
+            names.fleet,
             health.balance(
                 view.leases, view.workers, settings.assignment.re_balance_threshold_percentage
             ),

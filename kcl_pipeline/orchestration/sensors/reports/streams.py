@@ -3,7 +3,7 @@
 Every stream has the external asset `kinesis/<name>`. Dagster shows an asset that only has events,
 so a stream that no definition names has its page and its plots at once. If the streams are selected
 at run time, the asset `<application>/streams` has one partition per stream, too. It is in the asset
-graph, upstream of the lease table.
+graph, upstream of the output.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -15,7 +15,7 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.orchestration.assets.checks import health
 from kcl_pipeline.orchestration.assets.checks.unread import largest_unlisted_millis
-from kcl_pipeline.orchestration.assets.runs.metadata import lag_text, table_of
+from kcl_pipeline.orchestration.assets.runs.metadata import lag_text
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.position import Position
@@ -213,14 +213,13 @@ def _rate_text(kbps: float) -> str:
     return f"{kbps:.1f}" if kbps < _NO_DECIMALS_FROM else f"{kbps:,.0f}"
 
 
-def lease_table(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
-    """Metadata with the rows, and how many leases are not shown."""
-    metadata: dict[str, Any] = {"rows": table_of(rows, MAX_TABLE_ROWS)}
-    if count > len(rows):
-        metadata["rows_not_shown"] = dg.MetadataValue.text(
-            f"{count - len(rows)} leases with a smaller lag; run `kcl-pipeline leases`"
-        )
-    return metadata
+def rows_not_shown(rows: Sequence[object], count: int) -> dg.TextMetadataValue | None:
+    """How many of `count` leases have no row. None: all of them have one."""
+    if count <= len(rows):
+        return None
+    return dg.MetadataValue.text(
+        f"{count - len(rows)} leases with a smaller lag; run `kcl-pipeline leases`"
+    )
 
 
 def worker_state(worker: WorkerMetrics) -> str:

@@ -1,1 +1,1 @@
-"""Draw the figures of the lease table: lag, load and shards. Needs the extra `figures`."""
+"""Draw the figures of the fleet: lag, load and shards. Needs the extra `figures`."""

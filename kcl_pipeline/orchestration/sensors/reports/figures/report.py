@@ -1,4 +1,4 @@
-"""Decide when the figures of the lease table are drawn, and make their metadata."""
+"""Decide when the figures of the fleet are drawn, and make their metadata."""
 
 import logging
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class Figures:
 
         Args:
             view: The observation.
-            key: Asset key of the lease table.
+            key: Asset key of the fleet.
             now: Monotonic seconds.
         """
         if not extras.is_installed("figures"):
@@ -89,7 +89,7 @@ class Figures:
         try:
             return {"figures": dg.MetadataValue.md(self._draw(view))}
         except Exception:  # noqa: BLE001 (a figure must not stop the leader)
-            _log.warning("cannot draw the figures of the lease table", exc_info=True)
+            _log.warning("cannot draw the figures of the fleet", exc_info=True)
             return {}
 
     def _has_lag(self) -> bool:
