@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 POOL_THREAD = "tokio-rt-worker"
+SOCKET = "socket:"
 MEMORY_FILE = "/memfd:"
 BLOCK_BYTES = 512
 
@@ -19,11 +20,13 @@ def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
     jvms = [process for process in below if process.name() == "java"]
     names = thread_names(driver.pid)
     pool = names.count(POOL_THREAD)
+    sockets = socket_count(driver.pid)
     sample = {
         "driver_mb": driver.memory_info().rss / 1e6,
         "driver_threads": len(names) - pool,
         "delta_threads": pool,
-        "driver_files": driver.num_fds(),
+        "driver_files": driver.num_fds() - sockets,
+        "driver_sockets": sockets,
     }
     for jvm in jvms[:1]:
         workers = [p for p in jvm.children(recursive=True) if p.name().startswith("python")]
@@ -37,6 +40,15 @@ def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
         if heap_mb is not None:
             sample["jvm_heap_mb"] = heap_mb
     return sample
+
+
+def socket_count(pid: int) -> int:
+    """Return the number of open sockets of a process."""
+    count = 0
+    for link in _entries(pid, "fd"):
+        with suppress(OSError):  # it was closed meanwhile
+            count += str(link.readlink()).startswith(SOCKET)
+    return count
 
 
 def thread_names(pid: int) -> list[str]:

@@ -12,7 +12,9 @@ files of the driver and the JVM. The first quarter of the samples is warm-up.
 
 A value is *flat* if the median of the last quarter exceeds that of the second quarter by at most
 5 % or a fixed limit, whichever is greater. The limit is `--limit-mb` for memory and `LIMIT_COUNT`
-for threads and files. delta-rs has a thread pool that grows to about 64 threads on demand. The JVM
+for threads and files. delta-rs has a thread pool that grows to about 64 threads on demand, and the
+connection pools of the AWS clients open a connection when more calls than before run at once: for
+these the limit is the size of the pools. The JVM
 heap is committed at the start, so growth of the JVM's resident memory is outside of the heap.
 
 With `--minutes` all settings have their defaults, and the load is steady (`soak_minutes`). The

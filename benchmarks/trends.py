@@ -10,9 +10,11 @@ MIN_SAMPLES = 8
 LIMIT_SHARE = 0.05
 LIMIT_COUNT = 4
 LIMIT_POOL = 64
+LIMIT_SOCKETS = 16
 COUNT_LIMITS = {
     "driver_threads": LIMIT_COUNT,
     "driver_files": LIMIT_COUNT,
+    "driver_sockets": LIMIT_SOCKETS,
     "delta_threads": LIMIT_POOL,
     "jvm_threads": LIMIT_COUNT,
     "jvm_files": LIMIT_COUNT,

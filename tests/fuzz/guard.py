@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = "5"
+_LIBC: Final = ctypes.CDLL(None)
 _ADDRESS_SPACE_BYTES: Final = 4 << 30
 """What one input may reserve: an allocation beyond it fails before the machine runs out."""
 
@@ -55,7 +59,14 @@ def limited(cpu_seconds: float, megabytes: int) -> Iterator[None]:
 
 
 def _reset_peak() -> int:
-    """Start a new peak of the resident memory; returns what it is now, in KiB."""
+    """Start a new peak of the resident memory; returns what it is now, in KiB.
+
+    What was freed before goes back to the system first. An input that takes it again would not
+    grow, so that its memory depended on what the process did before.
+    """
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(AttributeError):  # other C libraries than glibc
+        _LIBC.malloc_trim(0)
     with contextlib.suppress(OSError):
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
     return _kilobytes("VmHWM")

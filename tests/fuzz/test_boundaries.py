@@ -77,6 +77,20 @@ def test_an_input_that_takes_too_much_memory_is_a_finding() -> None:
     assert run(boundary_of(greedy, megabytes=500), 1, inputs=1).finding is None
 
 
+def test_memory_that_was_freed_before_counts_when_an_input_takes_it_again() -> None:
+    """The freed blocks lie below one that stays, so the allocator keeps them."""
+
+    def greedy(_value: object) -> str:
+        return str(len(bytearray(b"x") * 60_000_000))
+
+    blocks = [bytearray(b"x") * 100_000 for _ in range(3_000)]
+    last = blocks.pop()
+    del blocks
+    outcome = run(boundary_of(greedy, megabytes=50), 1, inputs=1)
+    assert isinstance(outcome.finding.error, MemoryLimitError)
+    assert last
+
+
 def test_the_peak_of_one_input_is_not_charged_to_the_next() -> None:
     sizes = iter((100_000_000, 1_000))
 

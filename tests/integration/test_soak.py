@@ -111,6 +111,7 @@ def test_the_arrow_path_is_flat_over_sixty_batches() -> None:
     memory = result["rss_mb"]["driver_mb"]
     assert memory["last"] - memory["first"] <= memory["limit"], result["rss_mb"]
     assert result["counts"]["driver_files"]["flat"], result["counts"]
+    assert result["counts"]["driver_sockets"]["flat"], result["counts"]
     assert len(result["samples"]) == 60
 
 
