@@ -9,5 +9,7 @@ WRONG_ARGUMENT: Final = 2
 """An unknown option or a value of another type. Typer sets it."""
 HUNG: Final = 3
 """A worker that ended because it was hung."""
+USELESS: Final = 5
+"""A worker that could neither read, renew nor commit for `worker.useless_after_millis`."""
 INTERRUPTED: Final = 130
 """Ctrl-C in a command that does not handle it. Typer sets it."""

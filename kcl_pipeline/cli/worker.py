@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.exit_codes import FAILED, HUNG
+from kcl_pipeline.cli.exit_codes import FAILED, HUNG, USELESS
 from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
@@ -188,7 +188,8 @@ def _own_name(pipeline: KinesisPipeline) -> str:
 def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> None:
     """Print how the worker ended.
 
-    Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was hung.
+    Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was
+    hung, and with 5 when it was useless.
     """
     total = summary.total
     batches = counted(total.batches, "batch", "batches")
@@ -205,6 +206,9 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     if summary.reason is StopReason.HUNG:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(HUNG)
+    if summary.reason is StopReason.USELESS:
+        show.echo(f"Error: {summary.error}", err=True)
+        raise typer.Exit(USELESS)
 
 
 def _error(summary: WorkerSummary, *, is_drain: bool) -> str | None:

@@ -49,6 +49,13 @@ class WorkerSettings(StrictSettings):
         "setting the processing thread is not the main thread. None: a hung worker keeps its "
         "leases until the step ends or a person ends the process",
     )
+    useless_after_millis: int = Field(
+        300_000,
+        ge=10,
+        description="A worker that could neither read, renew nor commit for this time ends its run "
+        "as failed; the command `worker` exits with code 5, so that its supervisor acts. A worker "
+        "without leases counts as useless only if it can neither look for leases nor write its row",
+    )
     record_memory_max_bytes: int | None = Field(
         None,
         ge=64 * 1024 * 1024,

@@ -24,6 +24,7 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
+from kcl_pipeline.worker.monitoring.usefulness import UselessWatch
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 
@@ -59,6 +60,7 @@ class LeaseLoop:
         stop: StopSignal,
         *,
         hangs: HangWatch,
+        useless: UselessWatch,
         lag: Callable[[], Lag],
         is_2x: Callable[[], bool],
         no_table: Callable[[], None],
@@ -69,6 +71,7 @@ class LeaseLoop:
         self._reporter = reporter
         self._stalls = stalls
         self._hangs = hangs
+        self._useless = useless
         self._lag = lag
         self._is_2x = is_2x
         self._source = source
@@ -96,6 +99,8 @@ class LeaseLoop:
             self._map(self._force_handoff, self._leases.overdue_handoffs())
             self._stalls.look()
             self._hangs.look()
+            if not self._is_2x():  # its discovery is another one
+                self._useless.look(self._leases, self._source)
             lag = self._lag()
             self._parts.events(LagMeasured(self._parts.worker_id, lag.millis, len(lag.unknown)))
             memory = self._parts.memory

@@ -21,6 +21,7 @@ class StopReason(StrEnum):
     APPLICATION_PAUSED = "application_paused"
     FAILED = "failed"
     HUNG = "hung"
+    USELESS = "useless"
 
 
 @dataclass(frozen=True, slots=True)

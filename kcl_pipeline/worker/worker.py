@@ -44,6 +44,7 @@ from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import worker_status
+from kcl_pipeline.worker.monitoring.usefulness import UselessWatch
 from kcl_pipeline.worker.recording import (
     check_protocol,
     record_application,
@@ -78,12 +79,14 @@ class Worker:
         self._activity = Activity(parts.clock)
         # A lambda, because the reporter is created below
         events = noting_changes(parts.events, lambda: self.reporter.note_change())  # noqa: PLW0108
+        settings, clock = parts.settings, parts.clock
+        self._stop = CurrentStop(clock.signal())
+        self.useless = UselessWatch(parts, self._stop)
+        events = self.useless.noting(events)
         parts = replace(parts, events=events, writer=WatchedWriter(parts.writer, self._activity))
         self._parts = parts
-        settings, clock = parts.settings, parts.clock
         self._application = parts.application
         self._streams = LeaseStreams(settings)
-        self._stop = CurrentStop(clock.signal())
         self._pools = Pools(settings.lease.max_lease_renewal_threads, parallel=parts.parallel)
         self.leases = HeldLeases(
             parts.lease_table,
@@ -136,6 +139,7 @@ class Worker:
             partial(self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000),
             self._stop,
             hangs=self.hangs,
+            useless=self.useless,
             lag=self.lag,
             is_2x=lambda: self.coordination.version.is_2x,
             no_table=tables.note,
@@ -274,6 +278,8 @@ class Worker:
     ) -> StopReason:
         while True:
             background.check()
+            if self.useless.is_useless:
+                return StopReason.USELESS
             if stop.is_set():
                 return StopReason.STOPPED
             if self.reporter.drain_requested:
@@ -316,6 +322,8 @@ class Worker:
         total = self.stats.total(lag=self.lag(), paused=paused)
         if reason is StopReason.HUNG:
             return WorkerSummary(reason, total, self.hangs.sentence())
+        if reason is StopReason.USELESS:
+            return WorkerSummary(reason, total, self.useless.sentence())
         error = reason_sentence(paused, self._unread) if reason is StopReason.FAILED else None
         elsewhere = {} if self._drain is None else self._drain.elsewhere
         return WorkerSummary(reason, total, error, elsewhere)

@@ -9,7 +9,10 @@ from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummar
 TOTAL = WorkerProgress("w-1", 1.0)
 
 
-@pytest.mark.parametrize(("reason", "code"), [(StopReason.FAILED, 1), (StopReason.HUNG, 3)])
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(StopReason.FAILED, 1), (StopReason.HUNG, 3), (StopReason.USELESS, 5)],
+)
 def test_a_worker_that_failed_or_was_hung_has_an_exit_code_of_its_own(reason, code, capsys):
     with pytest.raises(typer.Exit) as ended:
         _report("w-1", WorkerSummary(reason, TOTAL, "it was so"))

@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from kcl_pipeline.errors import AccessDeniedError, NotFoundError
+from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, RowRejected, ShardsLeftToOthers
 from kcl_pipeline.leases.store import Changes
 from kcl_pipeline.worker.stopping.drain import (
+    LASTING_SECONDS,
     LOOK_SECONDS,
     MISSING_LIMIT_SECONDS,
     UNREADABLE_LIMIT_SECONDS,
@@ -87,6 +88,124 @@ def test_a_lease_row_that_a_drain_cannot_read_is_reported():
     )
     assert looks_until_done(world, world.worker.drain_watch(), 10)
     assert {event.key for event in world.of(RowRejected)} == {"shardId-000000000099"}
+    reason = world.worker.reason_of_drain()
+    assert reason is StopReason.FAILED
+    assert "row of lease shardId-000000000099 cannot be read" in world.worker.summary(reason).error
+
+
+def test_the_shards_beside_an_unreadable_row_are_drained_and_the_drain_fails():
+    """The row of a shard that nobody can read leaves a hole that no leader can fill."""
+    world = World(shards=3)
+    world.put(*(b"%d" % number for number in range(30)))
+    key = "shardId-000000000001"
+    world.make_leader("other").run_once()
+    world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
+    drain = world.worker.drain_watch()
+    began = world.clock.monotonic()
+    while not drain.done():
+        world.run(0.5)
+        assert world.clock.monotonic() - began < 3 * MISSING_LIMIT_SECONDS
+    assert world.clock.monotonic() - began >= MISSING_LIMIT_SECONDS
+    summary = world.worker.summary(world.worker.reason_of_drain())
+    assert summary.reason is StopReason.FAILED
+    assert f"row of lease {key} cannot be read" in summary.error
+    assert 0 < len(world.data()) < 30
+
+
+def test_a_row_that_can_be_read_again_is_drained():
+    world = World(shards=2)
+    world.put(b"a", b"b", b"c", b"d")
+    key = "shardId-000000000001"
+    world.make_leader("other").run_once()
+    world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
+    drain = world.worker.drain_watch()
+    world.run(0.6 * MISSING_LIMIT_SECONDS)
+    assert not drain.done()
+    world.leases.store.delete(key, [])
+    assert looks_until_done_with_leader(world, drain, 600)
+    assert world.worker.reason_of_drain() is StopReason.DRAINED
+    assert world.data() == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_lease_that_is_not_created_yet_is_waited_for_beside_an_unreadable_row():
+    world = World(shards=3)
+    world.put(*(b"%d" % number for number in range(30)))
+    world.make_leader("other").run_once()
+    for key in ("shardId-000000000001", "shardId-000000000002"):
+        world.leases.store.delete(key, [])
+    key = "shardId-000000000001"
+    world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
+    assert looks_until_done_with_leader(world, world.worker.drain_watch(), 600)
+    assert world.worker.reason_of_drain() is StopReason.FAILED
+    assert "shardId-000000000002" in world.leases.rows()
+    assert set(world.table.rows()["shard_id"].to_pylist()) == {
+        "shardId-000000000000",
+        "shardId-000000000002",
+    }
+
+
+def looks_until_done_with_leader(world: World, drain, seconds: float) -> bool:
+    until = world.clock.monotonic() + seconds
+    while world.clock.monotonic() < until:
+        if drain.done():
+            return True
+        world.run(0.5)
+    return False
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_shard_that_nobody_may_read_ends_the_drain_with_its_error(buffered):
+    world = World(shards=2, buffered=buffered)
+    world.put(*(b"%d" % number for number in range(20)))
+    read, forbidden = world.kinesis.get_shard_iterator, "shardId-000000000001"
+
+    def refused(stream, shard_id, *args, **more):
+        if shard_id == forbidden:
+            raise AccessDeniedError("GetShardIterator: not allowed: kms:Decrypt")
+        return read(stream, shard_id, *args, **more)
+
+    world.kinesis.get_shard_iterator = refused
+    drain = world.worker.drain_watch()
+    began = world.clock.monotonic()
+    assert looks_until_done_with_leader(world, drain, 4 * LASTING_SECONDS)
+    assert world.clock.monotonic() - began >= LASTING_SECONDS
+    reason = world.worker.reason_of_drain()
+    assert reason is StopReason.FAILED
+    error = world.worker.summary(reason).error
+    assert "1 shard was not read to the end: shardId-000000000001: AccessDeniedError" in error
+    assert "kms:Decrypt" in error
+    assert world.data(), "the other shard is drained"
+
+
+def test_an_error_that_passes_is_waited_for():
+    world = World(shards=2, buffered=True)
+    world.put(*(b"%d" % number for number in range(20)))
+    read, until = world.kinesis.get_shard_iterator, world.clock.monotonic() + 3 * LASTING_SECONDS
+
+    def refused(*args, **more):
+        if world.clock.monotonic() < until:
+            raise ThrottledError("GetShardIterator: slow down")
+        return read(*args, **more)
+
+    world.kinesis.get_shard_iterator = refused
+    assert looks_until_done_with_leader(world, world.worker.drain_watch(), 6 * LASTING_SECONDS)
+    assert world.worker.reason_of_drain() is StopReason.DRAINED
+    assert len(world.data()) == 20
+
+
+def test_an_unexpected_error_of_a_step_ends_the_drain_with_its_type(monkeypatch):
+    world = World(shards=2)
+    world.put(b"a", b"b", b"c")
+    lookup = world.worker.lifecycle.parents.may_start
+
+    def defect(consumer, *args):
+        if consumer.lease_key == "shardId-000000000000":
+            raise KeyError("a defect")
+        return lookup(consumer, *args)
+
+    monkeypatch.setattr(world.worker.lifecycle.parents, "may_start", defect)
+    assert looks_until_done_with_leader(world, world.worker.drain_watch(), 4 * LASTING_SECONDS)
+    assert "KeyError: 'a defect'" in world.worker.summary(StopReason.FAILED).error
 
 
 def beside_a_fleet(records: int = 10) -> StreamsWorld:

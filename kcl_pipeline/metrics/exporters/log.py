@@ -50,7 +50,7 @@ def level_of(event: Event) -> int:
     Normal operation, including reshards, handoffs and orderly stops, logs nothing above INFO.
     """
     match event:
-        case ev.WorkerStopped(reason="failed" | "hung"):
+        case ev.WorkerStopped(reason="failed" | "hung" | "useless"):
             return logging.ERROR
         case ev.HandoffCompleted(forced=True):
             return logging.WARNING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
@@ -15,7 +15,7 @@ from kcl_pipeline.events import (
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
-from kcl_pipeline.shards import StreamId
+from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 LOOK_SECONDS: Final = 5.0
@@ -48,6 +48,7 @@ class DrainedStream:
         self._identity = identity
         self._due = parts.clock.monotonic() + LOOK_SECONDS
         self._had_leases = False
+        self._listed: tuple[Shard, ...] | None = None
         self._unread: dict[str, tuple[Lease, Position | None]] = {}
         self._reported: set[str] = set()
 
@@ -58,6 +59,28 @@ class DrainedStream:
             has_own_mark = stream.created_millis in (None, lease.stream_mark)
             return lease.stream is None and (lease.stream_mark == stream.lease_mark or has_own_mark)
         return lease.stream == stream.serialized
+
+    def has_row(self, lease_key: str) -> bool:
+        """Return whether a row of this key, whose other attributes are unreadable, may be its."""
+        return lease_key.startswith(self._stream.lease_key(""))
+
+    def ranges_of(self, lease_keys: Container[str]) -> tuple[HashKeyRange, ...]:
+        """Return the hash ranges of these leases, from the listing of the stream's shards.
+
+        The listing is read once. None, if it cannot be read now.
+        """
+        if self._listed is None:
+            try:
+                self._listed = tuple(self._parts.kinesis.list_shards(self._stream))
+            except AwsError as error:
+                what = f"ListShards of {self._stream.name} for the drain"
+                self._parts.events(AwsTrouble(what, str(error)))
+                return ()
+        return tuple(
+            shard.hash_key_range
+            for shard in self._listed
+            if self._stream.lease_key(shard.shard_id) in lease_keys
+        )
 
     def _is_followed_by(self, lease: Lease) -> bool:
         """Return whether the lease is of a later stream of the same name."""

@@ -142,7 +142,7 @@ class RangeSource:
             done = self._jobs.run(batch_id, fetches)
         except SinkError as error:
             for cursor in chosen.values():
-                cursor.error = str(error)
+                cursor.error = f"{type(error).__name__}: {error}"
                 cursor.pace.failed(self._parts.clock.monotonic(), self._parts.rng, throttled=False)
             raise
         by_key = {fetch.lease_key: fetch for fetch in fetches}

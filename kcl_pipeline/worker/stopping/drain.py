@@ -7,14 +7,26 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kcl_pipeline.background import Due
-from kcl_pipeline.errors import AwsError, NotFoundError
+from kcl_pipeline.errors import (
+    AwsError,
+    CommitStoppedError,
+    ExpiredIteratorError,
+    LeaseLostError,
+    NotFoundError,
+    ShardSyncError,
+    SinkError,
+    StreamReplacedError,
+    ThrottledError,
+    UnavailableError,
+)
 from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.planning.coverage import find_hole
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.text import counted
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.pauses import Pause
@@ -30,6 +42,23 @@ MISSING_LIMIT_SECONDS: Final = 15.0
 """The same for a lease table that does not exist. A worker that creates it again needs less."""
 ATTEMPTS: Final = 3
 """A drain does not wait for a paused shard after this number of attempts."""
+LASTING_SECONDS: Final = 60.0
+"""After this time a drain does not wait for a shard whose error does not pass by itself."""
+_PASSES: Final = frozenset(
+    error.__name__
+    for error in (
+        ThrottledError,
+        UnavailableError,
+        NotFoundError,  # `DrainedStream` finds out whether the stream is deleted
+        StreamReplacedError,
+        ExpiredIteratorError,
+        ShardSyncError,
+        LeaseLostError,
+        SinkError,  # the worker ends after some in a row
+        CommitStoppedError,
+    )
+)
+"""Names of errors that pass without a person. All others last, also those that nobody expected."""
 
 
 class DrainWatch:
@@ -48,7 +77,10 @@ class DrainWatch:
     not exist is not waited for either, nor is a stream that was created after the start.
 
     A lease without an owner is not settled, because the leader will assign it. A shard that is
-    paused because its transform fails counts as settled after `ATTEMPTS`.
+    paused because its transform fails counts as settled after `ATTEMPTS`, and one whose steps or
+    reads fail with an error that does not pass after `LASTING_SECONDS`. An unreadable row of the
+    lease table is not waited for after `MISSING_LIMIT_SECONDS`. In all these cases the drain fails,
+    and says why.
 
     Args:
         parts: The dependencies of the worker that drains. The sink of events receives `AwsTrouble`
@@ -86,6 +118,9 @@ class DrainWatch:
         self._renewed: set[str] = set()
         self.elsewhere: dict[str, int] = {}
         self._emitted: dict[str, int] | None = None
+        self._failing_since: dict[str, float] = {}
+        self._given_up: dict[str, str] = {}
+        self._unreadable: dict[str, tuple[float, str]] = {}
         self._read: set[str] = set()
         """Transaction keys of leases that were read to their tip since the drain began."""
 
@@ -97,6 +132,7 @@ class DrainWatch:
                 missing for `MISSING_LIMIT_SECONDS`.
         """
         self._note_read()
+        self._note_errors()
         was_through, self._was_through = self._was_through, self._is_through()
         if not self._due.ready() and (was_through or not self._was_through):
             return False
@@ -135,9 +171,45 @@ class DrainWatch:
             )
 
     def unread(self) -> str | None:
-        """Return a sentence about records of deleted streams that were not read; None: none."""
+        """Return a sentence about what was not read, and why; None: everything was read."""
         found = [stream.sentence for stream in self._streams if stream.sentence is not None]
+        found += [
+            f"a shard was not read, because the row of lease {key} cannot be read: {reason}"
+            for key, (_, reason) in sorted(self._unreadable.items())
+        ]
+        given_up = sorted(self._given_up.items())
+        if given_up:
+            key, error = given_up[0]
+            count = counted(len(given_up), "shard was", "shards were")
+            found.append(f"{count} not read to the end: {key}: {error}")
         return "; ".join(found) or None
+
+    def _note_errors(self) -> None:
+        """Give shards up whose error does not pass. One that is read again is waited for."""
+        now = self._parts.clock.monotonic()
+        errors = {
+            key: error
+            for key, consumer in self._lifecycle.consumers.items()
+            if (error := self._lasting_error(consumer)) is not None
+        }
+        self._failing_since = {key: self._failing_since.get(key, now) for key in errors}
+        self._given_up = {
+            key: error
+            for key, error in errors.items()
+            if now - self._failing_since[key] >= LASTING_SECONDS
+        }
+
+    def _lasting_error(self, consumer: ShardConsumer) -> str | None:
+        """Return the error of the last step or read, if it does not pass; None: there is none."""
+        if self._is_read(consumer) or consumer.lease_key in self._paused():
+            return None
+        reading = self._source.state_of(consumer.lease_key)
+        step = consumer.error if consumer.failures else None
+        for error in (step, None if reading is None else reading.error):
+            name = (error or "").partition(":")[0]
+            if error is not None and name.isidentifier() and name not in _PASSES:
+                return error
+        return None
 
     def _is_finished(self, stream: DrainedStream, leases: tuple[Lease, ...]) -> bool:
         own = [lease for lease in leases if stream.owns(lease)]
@@ -146,11 +218,29 @@ class DrainWatch:
         here = [one for one in unsettled if one.actual_owner in (None, self._parts.worker_id)]
         unread = [one for one in here if one.transaction_key not in self._read]
         stream.note(own, [(lease, self._reached(lease)) for lease in unread])
-        has_hole = _has_hole(own)
+        has_hole = self._has_hole(stream, own)
         stream.look(leases, is_in_doubt=has_hole or any(map(self._fails, unsettled)))
         if stream.is_deleted:
             return len(here) == len(unsettled)
         return not unsettled and not has_hole
+
+    def _has_hole(self, stream: DrainedStream, own: Iterable[Lease]) -> bool:
+        """Return whether a row is missing: not created yet, deleted, or not seen by a scan.
+
+        A row that stays unreadable is not missing. Rows that Java 2.x wrote may have no hash range
+        until the leader adds it. Then nothing is known.
+        """
+        unfinished = [lease for lease in own if not lease.ended]
+        ranges = [lease.hash_key_range for lease in unfinished if lease.hash_key_range is not None]
+        if len(ranges) < len(unfinished) or find_hole(ranges) is None:
+            return False
+        now = self._parts.clock.monotonic()
+        lasting = {
+            key
+            for key, (since, _) in self._unreadable.items()
+            if stream.has_row(key) and now - since >= MISSING_LIMIT_SECONDS
+        }
+        return not lasting or find_hole([*ranges, *stream.ranges_of(lasting)]) is not None
 
     def _fails(self, lease: Lease) -> bool:
         """Return whether the last step of a shard that is held here has failed."""
@@ -183,6 +273,11 @@ class DrainWatch:
             return None
         self._unreadable_since = None
         self._rejected.note_all(listing.bad_rows)
+        self._unreadable = {
+            row.key: (self._unreadable.get(row.key, (now, ""))[0], row.reason)
+            for row in listing.bad_rows
+            if any(stream.has_row(row.key) for stream in self._streams)
+        }
         return listing.leases
 
     def _note_renewals(self, leases: tuple[Lease, ...]) -> None:
@@ -212,7 +307,12 @@ class DrainWatch:
         return self._is_read(consumer) or self._is_given_up(lease)
 
     def _is_given_up(self, lease: Lease) -> bool:
-        """Return whether the shard or an ancestor stays paused. Then the drain ends as failed."""
+        """Return whether the shard or an ancestor stays paused or fails for good.
+
+        Then the drain ends as failed.
+        """
+        if lease.lease_key in self._given_up:
+            return True
         pause = self._paused().get(lease.lease_key)
         if pause is not None and pause.attempts >= ATTEMPTS:
             return True
@@ -236,13 +336,3 @@ class DrainWatch:
             return False
         reading = self._source.state_of(consumer.lease_key)
         return reading is not None and reading.caught_up
-
-
-def _has_hole(own: Iterable[Lease]) -> bool:
-    """Return whether a row is missing: not created yet, deleted, or not seen by a scan.
-
-    Rows that Java 2.x wrote may have no hash range until the leader adds it. Then nothing is known.
-    """
-    unfinished = [lease for lease in own if not lease.ended]
-    has_ranges = all(lease.hash_key_range is not None for lease in unfinished)
-    return has_ranges and hole_in_leases(unfinished) is not None
