@@ -45,7 +45,11 @@ class RetrievalSettings(StrictSettings):
         "full batches, so that reading continues while one is processed",
     )
     fetch_threads: int = Field(4, ge=1, le=256, description="Threads that read shards")
-    skip_kpl_deaggregation: bool = Field(False, description="Leave KPL aggregates as they are")
+    skip_kpl_deaggregation: bool = Field(
+        False,
+        description="Leave KPL aggregates as they are. The value of the first start is recorded: "
+        "another one is refused, because positions may be inside of aggregates",
+    )
     fetch_on: Literal["auto", "driver", "executors"] = Field(
         "auto",
         description="Who reads the shards. auto: the driver where Spark is local[...] or not "

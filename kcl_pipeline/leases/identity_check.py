@@ -127,6 +127,13 @@ def check_leases(
             f"as it is set now: {reason}; write the streams that it reads, or another name, or "
             f"stop its workers and run {ACCEPT_STREAMS}"
         )
+    inside = [lease.lease_key for lease in leases if lease.checkpoint.sub_sequence_number]
+    if wanted.whole_aggregates and inside:
+        raise OtherApplicationError(
+            f"retrieval.skip_kpl_deaggregation=True, but the checkpoint of {inside[0]} in the "
+            f"table {lease_table.name} is inside of a KPL aggregate; write "
+            "skip_kpl_deaggregation=False, or another application name"
+        )
     marks = {lease.stream_mark for lease in leases} - {None}
     streams = tuple(
         replace(stream, renewed=stream.created_millis in marks) for stream in wanted.streams

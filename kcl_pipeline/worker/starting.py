@@ -86,6 +86,7 @@ def open_application(
         sink=sink_address,
         shard_sync_of=settings.shard_sync_of,
         positions=wanted_positions(settings, stores_positions=stores_positions),
+        whole_aggregates=settings.retrieval.skip_kpl_deaggregation,
     )
 
     def compare() -> tuple[ApplicationIdentity, Pause | None]:

@@ -10,9 +10,10 @@ from kcl_pipeline.errors import OtherApplicationError, ThrottledError, Unreadabl
 from kcl_pipeline.events import AwsTrouble, LeaseLost, WorkerIdShared
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.worker import Worker
+from tests.support.kpl_encoder import aggregate_of
 from tests.support.worker_world import World, numbered
 
 
@@ -42,6 +43,31 @@ def test_two_workers_with_two_tables_do_not_share_the_rows():
         started(world, "w-3", "delta:/lake/b").start_up()
     started(world, "w-4", "delta:/lake/a").start_up()
     assert world.coordinator.read_application().identity.sink == "delta:/lake/a"
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_worker_that_treats_aggregates_in_another_way_does_not_start(skips):
+    """Positions may be inside of an aggregate: its rest would be skipped, or read twice."""
+    world = World(shards=1, buffered=True, retrieval={"skip_kpl_deaggregation": skips})
+    world.run(3.0)
+    world.put(aggregate_of([("k", None, b"one"), ("k", None, b"two")]), key="a")
+    world.run()
+    found = world.data()
+    changed = world.settings.retrieval.model_copy(update={"skip_kpl_deaggregation": not skips})
+    world.settings = world.settings.model_copy(update={"retrieval": changed})
+    with pytest.raises(OtherApplicationError, match=rf"write skip_kpl_deaggregation={skips}"):
+        started(world, "w-2").start_up()
+    assert world.data() == found
+
+
+def test_an_application_of_java_with_a_checkpoint_in_an_aggregate_keeps_reading_user_records():
+    world = World(shards=1, retrieval={"skip_kpl_deaggregation": True})
+    data = aggregate_of([("k", None, b"one"), ("k", None, b"two")])
+    put = world.model.call("PutRecord", StreamName="orders", PartitionKey="a", Data=data)
+    create_lease(world.leases, Lease(put["ShardId"], Position(put["SequenceNumber"], 1)))
+    world.coordinator = type(world.coordinator)(clock=world.clock, exists=False)
+    with pytest.raises(OtherApplicationError, match="is inside of a KPL aggregate"):
+        started(world, "w-2").start_up()
 
 
 def test_two_processes_under_one_worker_id_are_told_apart_from_a_restart():

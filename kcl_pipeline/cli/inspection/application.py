@@ -104,6 +104,7 @@ def _configured(app: Target) -> ApplicationIdentity:
         sink=sink,
         shard_sync_of=app.settings.shard_sync_of,
         positions=positions,
+        whole_aggregates=app.settings.retrieval.skip_kpl_deaggregation if found else None,
     )
 
 

@@ -63,6 +63,7 @@ class ApplicationGuard:
             found,
             is_multi_stream=self._settings.is_multi_stream,
             shard_sync_of=self._settings.shard_sync_of,
+            whole_aggregates=self._settings.retrieval.skip_kpl_deaggregation,
         )
         if unavailable or self._settings.selects_streams:
             record = self._coordinator_table.read_application()

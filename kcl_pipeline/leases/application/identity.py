@@ -62,6 +62,8 @@ class ApplicationIdentity:
             recorded; see `decided`.
         short_names: Whether new positions get short names in the table. False in a start: as
             recorded.
+        whole_aggregates: Whether KPL aggregates are left as they are
+            (`retrieval.skip_kpl_deaggregation`). None: no, in a record; unknown, in a start.
 
     Raises:
         ValueError: The values are inconsistent, or outside their limits.
@@ -73,6 +75,7 @@ class ApplicationIdentity:
     changing: bool = False
     positions: bool | None = None
     short_names: bool = False
+    whole_aggregates: bool | None = None
 
     def __post_init__(self) -> None:
         if self.mode == "single_stream" and len(self.streams) != 1:
@@ -91,6 +94,7 @@ class ApplicationIdentity:
         sink: str | None = None,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
         positions: bool | None = None,
+        whole_aggregates: bool | None = None,
     ) -> ApplicationIdentity:
         """Return the identity of a start with these resolved streams.
 
@@ -101,6 +105,7 @@ class ApplicationIdentity:
             shard_sync_of: Returns the initial position of one of several streams. It is recorded
                 with the stream. None: it is not recorded.
             positions: Whether the table of the sink stores positions. None: as recorded.
+            whole_aggregates: Whether KPL aggregates are left as they are. None: unknown.
         """
         position_of = shard_sync_of if is_multi_stream else None
         recorded = tuple(
@@ -108,7 +113,7 @@ class ApplicationIdentity:
             for one in streams
         )
         mode: Mode = "multi_stream" if is_multi_stream else "single_stream"
-        return cls(mode, recorded, sink, positions=positions)
+        return cls(mode, recorded, sink, positions=positions, whole_aggregates=whole_aggregates)
 
     @property
     def decided(self) -> ApplicationIdentity:
@@ -141,6 +146,8 @@ def application_text(identity: ApplicationIdentity) -> str:
     prefix = SHORT_POSITIONS if fields.pop("short_names") else POSITIONS
     if fields.pop("positions") and identity.sink is not None:
         fields["sink"] = f"{prefix}{identity.sink}"
+    if not fields["whole_aggregates"]:
+        del fields["whole_aggregates"]
     for stream in fields["streams"]:
         for name in ("renewed", "initial_position", "initial_millis"):
             if stream[name] is None or stream[name] is False:
@@ -196,12 +203,30 @@ def successor(
             f"the application {name!r} writes to {recorded.sink}, but sink={wanted.sink!r}; write "
             f"the former sink or another name, or stop its workers and run {ACCEPT_SINK}"
         )
+    _require_same_aggregates(name, recorded, wanted)
     streams = (
         _merged(name, recorded, wanted)
         if wanted.mode == "multi_stream"
         else _same(name, recorded, wanted)
     )
     return replace(_with_sink(name, recorded, wanted), streams=streams)
+
+
+def _require_same_aggregates(
+    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+) -> None:
+    """Refuse a change of `skip_kpl_deaggregation`, because positions may be inside of aggregates.
+
+    The position of the first user record is also that of the whole aggregate. A worker with the
+    other setting would skip the rest of the aggregate, or read it twice.
+    """
+    now, before = wanted.whole_aggregates, bool(recorded.whole_aggregates)
+    if now is not None and now != before:
+        raise OtherApplicationError(
+            f"retrieval.skip_kpl_deaggregation={now}, but the application {name!r} has read with "
+            f"skip_kpl_deaggregation={before}, and its positions may be inside of KPL aggregates; "
+            f"write skip_kpl_deaggregation={before}, or another application name"
+        )
 
 
 def _with_sink(
