@@ -362,6 +362,7 @@ class Worker:
             sink_failures=self._runner.sink_failures,
             unavailable=self.coordination.standby.unavailable,
             hung=self.hangs.hung,
+            stalled=self.stalls.found,
         )
 
     def paused(self) -> dict[str, Pause]:

@@ -10,7 +10,12 @@ from kcl_pipeline.cli.doctor import checks as checks_module
 from kcl_pipeline.events import LossReason, RecordsLost
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.losses import Loss
-from kcl_pipeline.leases.state.worker_status import LeaseLag, PausedLease, WorkerStatus
+from kcl_pipeline.leases.state.worker_status import (
+    LeaseLag,
+    PausedLease,
+    StalledLease,
+    WorkerStatus,
+)
 from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import Position
@@ -151,6 +156,19 @@ def test_doctor_finds_paused_shards(fleet):
     assert "paused by blue-1 for 40 s: 16 of 16 records fail" in paused[0]["text"]
     assert "docs/dead-letters.md" in paused[0]["advice"]
     assert paused[-1]["text"] == "7 are paused"
+
+
+def test_doctor_finds_one_shard_that_does_not_move(fleet):
+    stalled = (
+        StalledLease("shardId-7", "reading", 130.0, "UnavailableError: the body cannot be read"),
+    )
+    status = WorkerStatus(lag_millis=0, stalled=stalled, stalled_leases=1)
+    fleet.tables.workers.report(WorkerMetrics("blue-1", 1_800_000_000, status=status))
+    found = run_json("doctor", "-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0", code=1)
+    (one,) = [f for f in found if "has not moved" in f["text"]]
+    assert one["level"] == "problem"
+    assert "for 130 s in blue-1, in the step reading: UnavailableError: the body" in one["text"]
+    assert "docs/checks-and-events.md#shardstalled" in one["advice"]
 
 
 def test_doctor_finds_batches_that_the_sink_refuses_and_dead_letters(fleet):

@@ -35,6 +35,13 @@ def steps(world):
     return [(event.lease_key, event.step) for event in world.of(ShardStalled)]
 
 
+def status(world):
+    """What the row of the worker says, which `doctor` and the checks read."""
+    (row,) = world.rows.scan_workers().workers
+    assert row.status is not None
+    return row.status
+
+
 def fail_the_sink(world, times=10**9):
     commit, left = world.worker.lifecycle.protocol._sink.commit, [times]
 
@@ -80,9 +87,17 @@ def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(
     assert [event.seconds for event in told] == sorted(event.seconds for event in told)
     assert world.worker.stalls.stalled == {ZERO: StallStep.READING}
     assert world.worker._progress().stalled == {ZERO: "reading"}
+    row = status(world)
+    assert (row.stalled_leases, [one.lease_key for one in row.stalled]) == (1, [ZERO])
+    assert (row.stalled[0].step, row.stalled[0].error) == (
+        "reading",
+        "UnavailableError: the network is away",
+    )
+    assert row.stalled[0].seconds >= AFTER
     world.kinesis.get_records = read
     world.run(60)
     assert world.worker.stalls.stalled == {}
+    assert status(world).stalled_leases == 0
     told = world.of(ShardStalled)
     world.run(2 * AFTER)
     assert world.of(ShardStalled) == told

@@ -215,6 +215,25 @@ def check_paused(now: Snapshot) -> Iterator[Finding]:
         yield problem("shards", f"{count} are paused", f"correct the first {_SHOWN} above")
 
 
+def check_stalled(now: Snapshot) -> Iterator[Finding]:
+    """Check for shards that have made no progress for `worker.shard_stalled_after_millis`.
+
+    A shard whose records are all read makes progress with every read.
+    """
+    stalled = [(w, one) for w in now.workers if w.status is not None for one in w.status.stalled]
+    for worker, one in stalled[:_SHOWN]:
+        yield problem(
+            f"shard {one.lease_key}",
+            f"has not moved for {one.seconds:.0f} s in {worker.worker_id}, in the step "
+            f"{one.step}{'' if one.error is None else f': {one.error}'}",
+            "remove the cause; docs/checks-and-events.md#shardstalled names what each step waits "
+            "for",
+        )
+    count = sum(w.status.stalled_leases for w in now.workers if w.status is not None)
+    if count > min(len(stalled), _SHOWN):
+        yield problem("shards", f"{count} do not move", f"correct the first {_SHOWN} above")
+
+
 def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
     """Check the lag of committed data that the workers reported last."""
     reports = [(w.status, w) for w in now.workers if w.status is not None]

@@ -190,6 +190,7 @@ def _rows(
         yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
         yield from checks.check_workers(before)
         yield from checks.check_paused(before)
+        yield from checks.check_stalled(before)
         yield from checks.check_batches(before, app.clock.wall())
         yield from checks.check_lag(before, app.clock.wall())
         yield from checks.check_readable(before)

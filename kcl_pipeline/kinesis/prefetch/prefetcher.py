@@ -245,7 +245,7 @@ class Prefetcher:
                 return None
             waiting, up_to = bool(slot.buffer), slot.reader.read_up_to_millis
             caught_up = slot.reached_tip and not waiting
-            return ReadState(slot.read_at, waiting, caught_up, slot.error, up_to)
+            return ReadState(slot.read_at, waiting, caught_up, slot.error, up_to, slot.behind)
 
     def busy(self, lease_key: str) -> bool:
         """Return whether a read of the shard runs, or has not buffered its records yet."""

@@ -52,6 +52,7 @@ class ReadState:
             buffered.
         error: Error of the last read. None: it succeeded.
         read_up_to_millis: See `retention.GapWatch`.
+        behind_millis: Lag of the last response. None: unknown.
     """
 
     read_at: float | None
@@ -59,6 +60,7 @@ class ReadState:
     caught_up: bool
     error: str | None
     read_up_to_millis: int | None = None
+    behind_millis: int | None = None
 
 
 @dataclass(slots=True)

@@ -20,6 +20,8 @@ MAX_PAUSED: Final = 20
 
 `WorkerStatus.paused_leases` is the total number.
 """
+MAX_STALLED: Final = 10
+"""Largest number of stalled leases in a row (our own limit): those that stand still longest."""
 MAX_LAGS: Final = 20
 """Largest number of leases with their lag in a row (our own limit): those with the largest lag."""
 SMALL_LAGS: Final = 10
@@ -51,6 +53,22 @@ class PausedLease(msgspec.Struct, frozen=True, rename="camel"):
     lease_key: _Key
     reason: _Reason
     seconds: _Seconds
+
+
+class StalledLease(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A held lease whose shard has made no progress (see `events.ShardStalled`).
+
+    Attributes:
+        lease_key: The lease.
+        step: What it waits for (a value of `events.StallStep`).
+        seconds: Time since the last progress.
+        error: The error of the last attempt. None: there was none.
+    """
+
+    lease_key: _Key
+    step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
+    seconds: _Seconds
+    error: _Reason | None = None
 
 
 class LeaseLag(msgspec.Struct, frozen=True, rename="camel"):
@@ -150,6 +168,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
         more_lags_millis: The median of their lags. None: `more_lags` is 0.
         streams: The lag by stream, with several streams; at most `MAX_STREAMS`.
         hung: Set while the worker is hung. None: it is not, or an older version wrote the row.
+        stalled: The leases that make no progress, those that stand still longest first; at most
+            `MAX_STALLED`.
+        stalled_leases: Number of leases that make no progress.
     """
 
     lag_millis: _Large | None = None
@@ -169,6 +190,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     more_lags_millis: _Large | None = None
     streams: Annotated[tuple[StreamLag, ...], msgspec.Meta(max_length=MAX_STREAMS)] = ()
     hung: HungState | None = None
+    stalled: Annotated[tuple[StalledLease, ...], msgspec.Meta(max_length=MAX_STALLED)] = ()
+    stalled_leases: _Count = 0
 
 
 def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[StreamLag, ...]:
@@ -214,6 +237,15 @@ def status_text(status: WorkerStatus) -> str:
         paused=tuple(
             replace(one, reason=_shortened(one.reason), seconds=round(one.seconds, 1))
             for one in status.paused[:MAX_PAUSED]
+        ),
+        stalled=tuple(
+            replace(
+                one,
+                step=one.step[:_MAX_STEP],
+                seconds=round(one.seconds, 1),
+                error=None if one.error is None else _shortened(one.error),
+            )
+            for one in status.stalled[:MAX_STALLED]
         ),
         lags=status.lags[:MAX_LAGS],
         failure=None if status.failure is None else _shortened(status.failure),

@@ -8,6 +8,7 @@ from typing import Final
 
 from kcl_pipeline.events import ShardStalled, StallStep
 from kcl_pipeline.leases.held import Held, HeldLeases
+from kcl_pipeline.leases.state.worker_status import StalledLease
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
@@ -63,15 +64,20 @@ class StallWatch:
         self._source = source
         self._after_seconds = parts.settings.worker.shard_stalled_after_millis / 1000
         self._watched: dict[str, _Watched] = {}
-        self.stalled: Mapping[str, StallStep] = {}
+        self.found: tuple[StalledLease, ...] = ()
+        """Stalled leases at the last check, those that stand still longest first."""
+
+    @property
+    def stalled(self) -> Mapping[str, StallStep]:
         """Stalled leases at the last check, and the step that each waits in."""
+        return {one.lease_key: StallStep(one.step) for one in self.found}
 
     def look(self) -> None:
         """Check all held leases once."""
         now = self._parts.clock.monotonic()
         consumers = dict(self._lifecycle.consumers)
         watched: dict[str, _Watched] = {}
-        stalled: dict[str, StallStep] = {}
+        found: list[StalledLease] = []
         for held in self._leases.held():
             if held.lease.ended:
                 continue
@@ -86,11 +92,12 @@ class StallWatch:
                 one.told_at = None
                 continue
             step, error = self._step_of(held, consumer)
-            stalled[key] = step
+            found.append(StalledLease(key, step, seconds, error))
             if one.told_at is None or now - one.told_at >= self._after_seconds:
                 one.told_at = now
                 self._parts.events(ShardStalled(self._parts.worker_id, key, step, seconds, error))
-        self._watched, self.stalled = watched, stalled
+        self._watched = watched
+        self.found = tuple(sorted(found, key=lambda one: (-one.seconds, one.lease_key)))
 
     def waiting(self, since: float) -> tuple[str, ...]:
         """Return the held leases that may have records that are not committed.

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import (
+    MAX_STALLED,
     HungState,
     PausedLease,
+    StalledLease,
     UnavailableStream,
     WorkerStatus,
     furthest_behind,
@@ -33,6 +35,7 @@ def worker_status(
     sink_failures: tuple[int, str | None],
     unavailable: tuple[UnavailableStream, ...] | None,
     hung: HungState | None,
+    stalled: tuple[StalledLease, ...] = (),
 ) -> WorkerStatus:
     """Return the status now. The next renewals write up to when the shards are read.
 
@@ -46,15 +49,19 @@ def worker_status(
         sink_failures: The number of batches in a row that the sink refused, and why.
         unavailable: Streams that this worker's leader could not use. None: it does not lead.
         hung: Set while the worker is hung.
+        stalled: The leases that make no progress, those that stand still longest first.
     """
-    now_millis = round(parts.clock.wall() * 1000)
+    now = parts.clock.monotonic()
     for key, millis in lag.millis.items():
         state = source.state_of(key)
-        if state is not None and state.read_up_to_millis is not None:
-            # All records are in the table that arrived until the shard was read, or until the
-            # arrival of its oldest record that is not committed.
-            leases.note_read_up_to(key, min(state.read_up_to_millis, now_millis - millis))
-    now = parts.clock.monotonic()
+        if state is None or state.read_up_to_millis is None or state.read_at is None:
+            continue
+        # All records are in the table that arrived until the shard was read, or until the arrival
+        # of its oldest record that is not committed. Both are times of the service, because the
+        # next owner of the lease may run on a host with another clock.
+        served = state.read_up_to_millis + (state.behind_millis or 0)
+        committed = served + round((now - state.read_at) * 1000) - millis
+        leases.note_read_up_to(key, min(state.read_up_to_millis, committed))
     paused = tuple(
         PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
     )
@@ -74,4 +81,6 @@ def worker_status(
         more_lags_millis=more_lags_millis,
         streams=lags_by_stream(lag.millis, lag.unknown),
         hung=hung,
+        stalled=stalled[:MAX_STALLED],
+        stalled_leases=len(stalled),
     )

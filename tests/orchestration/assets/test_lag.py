@@ -13,6 +13,7 @@ from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.state.worker_status import (
     HungState,
     LeaseLag,
+    StalledLease,
     WorkerStatus,
     WorkerTotals,
 )
@@ -89,6 +90,21 @@ def test_an_executed_check_names_the_hung_worker_although_its_run_reported_no_la
     assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert HUNG.replace("11:43:20", "11:43:21") in found.description
     assert found.metadata["lag_seconds"] == 1_000.0
+
+
+@pytest.mark.parametrize("runs", [(), (CONTINUOUS,)], ids=["other supervisor", "dagster"])
+def test_one_shard_that_does_not_move_fails_the_check_whoever_runs_the_worker(runs):
+    """Its lag may be small, or not known: a child that waits has no records yet."""
+    stalled = (StalledLease(KEYS[1], "waiting_for_parent", 130.0),)
+    workers = [
+        row("a", 0.2, KEYS[0]),
+        row("b", 0.1, KEYS[1], stalled=stalled, stalled_leases=1),
+    ]
+    found = executed(workers=workers, runs=runs)
+    assert not found.passed
+    assert found.metadata["stalled_shards"] == 1
+    assert f"such as {KEYS[1]}, in the step waiting_for_parent for 2 min" in found.description
+    assert executed(workers=[row("a", 0.2, KEYS[0]), row("b", 0.1, KEYS[1])], runs=runs).passed
 
 
 def test_an_executed_check_and_the_sensor_agree(instance):

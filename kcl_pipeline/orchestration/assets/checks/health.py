@@ -14,12 +14,12 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 
 from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
+from kcl_pipeline.leases.state.worker_status import StalledLease, UnavailableStream
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.orchestration.assets.names import is_lease_stream, stream_name
 from kcl_pipeline.orchestration.assets.runs.metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.planning.coverage import hole_in_leases
-from kcl_pipeline.text import counted, printable
+from kcl_pipeline.text import counted, duration_text, printable
 
 COVERAGE: Final = "hash_ranges_covered"
 STUCK: Final = "leases_renewed"
@@ -303,6 +303,7 @@ def lag(
     error_seconds: float | None = None,
     unowned_shards: int = 0,
     idle: str | None = None,
+    stalled: StalledLease | None = None,
 ) -> Health:
     """Whether the largest lag is below the threshold and no shard is stalled.
 
@@ -316,6 +317,7 @@ def lag(
         error_seconds: The severity is ERROR above this lag. None: always WARN.
         unowned_shards: Number of shards without a live worker whose lag is not known. They fail.
         idle: Since when nothing has arrived; shown if the check passes.
+        stalled: One of the shards without progress.
     """
     is_known = millis is not None and not unowned_shards
     passed = is_known and (millis or 0) <= threshold_seconds * 1000 and not stalled_shards
@@ -333,6 +335,12 @@ def lag(
         description += (
             f"; stalled shards: {stalled_shards} (see shard_stalled in the workers' logs)"
         )
+        if stalled is not None:
+            error = "" if stalled.error is None else f": {printable(stalled.error)}"
+            description += (
+                f", such as {printable(stalled.lease_key)}, in the step {printable(stalled.step)} "
+                f"for {duration_text(stalled.seconds)}{error}"
+            )
     if unowned_shards:
         description += (
             f"; without a worker, so that the lag is not known: {counted(unowned_shards, 'shard')}"

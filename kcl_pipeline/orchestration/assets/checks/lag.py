@@ -120,7 +120,7 @@ def lag(seen: LagObservation, error_seconds: float) -> health.Health | None:
         The result. None: nothing is known about any shard.
     """
     millis, ages, threshold_seconds = seen.lag_millis, seen.ages, seen.threshold_seconds
-    stalled = stalled_shards(seen.runs)
+    stalled = max(stalled_shards(seen.runs), stalled_leases(seen.workers))
     unowned = sum(
         math.isinf(seen.waits.get(lease.lease_key, 0.0)) and lease.lease_key not in ages
         for lease in seen.leases
@@ -147,7 +147,15 @@ def lag(seen: LagObservation, error_seconds: float) -> health.Health | None:
         error_seconds=error_seconds,
         unowned_shards=unowned,
         idle=seen.idle,
+        stalled=next(
+            (one for w in seen.workers if w.status is not None for one in w.status.stalled), None
+        ),
     )
+
+
+def stalled_leases(workers: Sequence[WorkerMetrics]) -> int:
+    """Return the number of leases of these workers that make no progress."""
+    return sum(w.status.stalled_leases for w in workers if w.status is not None)
 
 
 def idle_text(
