@@ -290,7 +290,9 @@ class BotoKinesis:
         """
         body_format = self._format_for(stream)
         try:
-            body, content_type = self._get_body(stream, shard_id, iterator, limit, body_format)
+            body, content_type, served = self._get_body(
+                stream, shard_id, iterator, limit, body_format
+            )
         except (UnavailableError, InvalidRequestError) as error:
             if body_format == "cbor":
                 self._note_refusal(error)
@@ -302,7 +304,7 @@ class BotoKinesis:
                 raise
             self._json_until = self._clock.monotonic() + JSON_SECONDS
             body_format = "json"
-            body, content_type = self._get_body(stream, shard_id, iterator, limit, "json")
+            body, content_type, served = self._get_body(stream, shard_id, iterator, limit, "json")
             page = _decoded(body, content_type, stream, shard_id)
         if page.records.num_rows:
             if body_format == "cbor":
@@ -311,7 +313,7 @@ class BotoKinesis:
                 page.bytes >= MIN_BYTES or page.bytes > CBOR_RECORD_BYTES * page.records.num_rows
             )
             self._faster[stream.serialized] = "cbor" if large else "json"
-        return page
+        return replace(page, served_millis=served)
 
     def _note_refusal(self, error: AwsError) -> None:
         # A network failure does not show whether the server supports CBOR, nor does an internal
@@ -325,8 +327,13 @@ class BotoKinesis:
 
     def _get_body(
         self, stream: StreamId, shard_id: str, iterator: str, limit: int, body_format: BodyFormat
-    ) -> tuple[bytes, str]:
-        """Return the body of a GetRecords response and its content type."""
+    ) -> tuple[bytes, str, int]:
+        """Return the body of a GetRecords response, its content type and its time.
+
+        The time is on the clock of the service: the Date header, less the duration of the request.
+        It is on the clock of this host if there is no such header.
+        """
+        began, wall = self._clock.monotonic(), self._clock.wall()
         request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
         if stream.arn is not None:
             request["StreamARN"] = stream.arn
@@ -337,7 +344,9 @@ class BotoKinesis:
         finally:
             _REQUEST.body_format = None
         body, content_type = response[_BODY]
-        return body, content_type
+        date = date_of(response)
+        seconds = wall if date is None else date.timestamp() - (self._clock.monotonic() - began)
+        return body, content_type, int(seconds * 1000)
 
     def _format_for(self, stream: StreamId) -> BodyFormat:
         if self._clock.monotonic() < self._json_until:

@@ -60,6 +60,8 @@ class RecordsPage:
         millis_behind_latest: Lag behind the latest record. None: unknown.
         child_shards: Children of a shard that has ended.
         bytes: Payload (data and partition keys) of the records.
+        served_millis: A time on the clock of the service at which the response was true, in epoch
+            milliseconds. None: unknown.
     """
 
     records: pa.Table
@@ -67,6 +69,7 @@ class RecordsPage:
     millis_behind_latest: int | None
     child_shards: tuple[ChildShard, ...] = ()
     bytes: int = 0
+    served_millis: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ about that stream, too.
 from __future__ import annotations
 
 import math
+import threading
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
@@ -29,16 +32,41 @@ _Key = tuple[str, int | None, int | None]
 """A stream and its creation time, which the equality of `StreamId` ignores."""
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is known of one stream. Times are monotonic seconds.
+
+    Attributes:
+        lock: Held during calls about this stream.
+        confirmed: When the last description that confirmed the stream began.
+        refused: When the stream was refused, and why. None: never.
+        listing: When the last listing began, and its shards. None: there is none.
+    """
+
+    lock: AbstractContextManager[object]
+    confirmed: float = -math.inf
+    refused: tuple[float, NotFoundError | StreamReplacedError] | None = None
+    listing: tuple[float, tuple[Shard, ...]] | None = None
+
+
 class StreamIdentityCheck:
-    """Confirms ends and losses of shards. Thread-safe; one call at a time."""
+    """Confirms ends and losses of shards. Thread-safe; one call at a time for each stream.
+
+    Streams do not wait for each other: a call may be retried for several seconds.
+    """
 
     def __init__(self, kinesis: KinesisClient, clock: Clock) -> None:
         self._kinesis = kinesis
         self._clock = clock
-        self._lock = clock.lock()
-        self._confirmed: dict[_Key, float] = {}
-        self._refused: dict[_Key, tuple[float, NotFoundError | StreamReplacedError]] = {}
-        self._listings: dict[_Key, tuple[float, tuple[Shard, ...]]] = {}
+        self._guard = threading.Lock()
+        self._known: dict[_Key, _Known] = {}
+
+    def _of(self, stream: StreamId) -> _Known:
+        key = _key(stream)
+        with self._guard:
+            if key not in self._known:
+                self._known[key] = _Known(self._clock.lock())
+            return self._known[key]
 
     def confirm(self, stream: StreamId, since: float) -> None:
         """Confirm that the name belonged to the resolved stream at `since` or later.
@@ -56,20 +84,20 @@ class StreamIdentityCheck:
         """
         if not _is_known(stream):
             return
-        with self._lock:
-            key = _key(stream)
-            if self._confirmed.get(key, since - 1) >= since:
+        known = self._of(stream)
+        with known.lock:
+            if known.confirmed >= since:
                 return
             now = self._clock.monotonic()
-            refused_at, refusal = self._refused.get(key, (-math.inf, None))
-            if refusal is not None and now - refused_at < REFUSAL_KEPT_SECONDS:
+            if known.refused is not None and now - known.refused[0] < REFUSAL_KEPT_SECONDS:
+                refusal = known.refused[1]
                 raise type(refusal)(str(refusal), code=refusal.code, operation=refusal.operation)
             try:
                 require_same_stream(self._kinesis, stream)
             except (NotFoundError, StreamReplacedError) as error:
-                self._refused[key] = now, error
+                known.refused = now, error
                 raise
-            self._confirmed[key] = now
+            known.confirmed = now
 
     def successors_of_gone(
         self, stream: StreamId, shard_id: str, hash_key_range: HashKeyRange | None
@@ -90,14 +118,13 @@ class StreamIdentityCheck:
         return successors(shards, shard_id, hash_key_range)
 
     def _listed(self, stream: StreamId, since: float) -> tuple[Shard, ...]:
-        with self._lock:
-            key = _key(stream)
-            known = self._listings.get(key)
-            if known is not None and known[0] >= since:
-                return known[1]
+        known = self._of(stream)
+        with known.lock:
+            if known.listing is not None and known.listing[0] >= since:
+                return known.listing[1]
             now = self._clock.monotonic()
             shards = self._kinesis.list_shards(stream)
-            self._listings[key] = (now, shards)
+            known.listing = now, shards
             return shards
 
     def retention_millis(self, stream: StreamId) -> int:

@@ -45,6 +45,8 @@ class Resume:
         last_sequence_number: Last record that was read.
         latest_since: Time of the service when a shard was started at LATEST.
         read_up_to_millis: See `GapWatch`.
+        created_millis: When the lease at TRIM_HORIZON or LATEST was created, on the clock of the
+            service (epoch milliseconds). None: unknown.
         anchor: See `GapWatch`.
     """
 
@@ -53,6 +55,7 @@ class Resume:
     latest_since: datetime | None = None
     read_up_to_millis: int | None = None
     anchor: str | None = None
+    created_millis: int | None = None
 
 
 class ShardReader:
@@ -130,7 +133,17 @@ class ShardReader:
         self._iterator = resume.iterator
         self._last_sequence_number = resume.last_sequence_number
         self._latest_since = resume.latest_since
-        self._gaps = GapWatch(clock, on_gap, resume.read_up_to_millis, resume.anchor)
+        self._gaps = GapWatch(
+            clock,
+            on_gap,
+            resume.read_up_to_millis,
+            resume.anchor,
+            unbegun_since=(
+                (resume.read_up_to_millis or resume.created_millis)
+                if position.is_sentinel and resume.last_sequence_number is None
+                else None
+            ),
+        )
 
     @property
     def resume(self) -> Resume:
@@ -141,6 +154,7 @@ class ShardReader:
             self._latest_since,
             self._gaps.read_up_to_millis,
             self._gaps.anchor,
+            self._gaps.unbegun_since,
         )
 
     @property
@@ -176,7 +190,6 @@ class ShardReader:
         """
         if self.ended:
             return None
-        asked_millis = round(self._clock.wall() * 1000)
         if self._gaps.begin() and not self._is_at_forgotten_latest:
             self._iterator = None
         try:
@@ -191,7 +204,7 @@ class ShardReader:
             self._confirm_stream()
         chunk = self._chunk(page)
         # After de-aggregation: if that fails, the same page is read again.
-        self._gaps.look(page, self.position, asked_millis)
+        self._gaps.look(page, self.position)
         self._iterator = page.next_iterator
         self.ended = page.next_iterator is None
         self.millis_behind_latest = page.millis_behind_latest

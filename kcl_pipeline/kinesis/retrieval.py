@@ -27,7 +27,7 @@ from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.reader import Resume, ShardReader
 from kcl_pipeline.kinesis.retention import FoundGaps
-from kcl_pipeline.position import LATEST, Position
+from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 
 
@@ -156,8 +156,21 @@ class Retrieval:
             resume=Resume(
                 latest_since=initial_timestamp if position == LATEST else None,
                 read_up_to_millis=read_up_to_millis,
+                created_millis=created_millis(position, initial_timestamp),
             ),
             identity=self.identity,
             on_gap=partial(self.gaps.note, lease_key, stream),
             distribution=self.distribution,
         )
+
+
+def created_millis(position: Position, initial_timestamp: datetime | None) -> int | None:
+    """Return when a lease at TRIM_HORIZON or LATEST was created (epoch milliseconds), if known.
+
+    Args:
+        position: The position of the lease.
+        initial_timestamp: `Lease.initial_timestamp`, which is another time with AT_TIMESTAMP.
+    """
+    if initial_timestamp is None or position not in (LATEST, TRIM_HORIZON):
+        return None
+    return round(initial_timestamp.timestamp() * 1000)

@@ -54,17 +54,43 @@ def with_initial_time(leases: Iterable[Lease], millis: int | None) -> tuple[Leas
     )
 
 
-def with_latest_time(leases: Iterable[Lease], since: datetime | None) -> tuple[Lease, ...]:
-    """Return the leases; those at LATEST with the time of the service when they were created.
+def with_creation_time(leases: Iterable[Lease], since: datetime | None) -> tuple[Lease, ...]:
+    """Return the leases with the time of the service when they were created, not at AT_TIMESTAMP.
 
     LATEST alone means the end of the shard when a worker starts to read it. A worker that takes the
-    lease before the first commit would skip what arrived since the former worker started.
+    lease before the first commit would skip what arrived since the former worker started. At
+    TRIM_HORIZON the time shows later that records have left retention before anybody began.
     """
     millis = None if since is None else int(since.timestamp() * 1000)
     return tuple(
-        lease.with_(initial_millis=millis) if lease.checkpoint == LATEST else lease
+        lease.with_(initial_millis=millis) if lease.checkpoint in (LATEST, TRIM_HORIZON) else lease
         for lease in leases
     )
+
+
+def with_read_up_to(leases: Iterable[Lease], millis: int | None) -> tuple[Lease, ...]:
+    """Return the leases of children; those at TRIM_HORIZON with a time of their parent.
+
+    Args:
+        leases: The children's leases.
+        millis: `Lease.read_up_to_millis` of a parent. A child has no record that arrived before the
+            last one of its parents. None: unknown.
+    """
+    return tuple(
+        lease.with_(read_up_to_millis=millis) if lease.checkpoint == TRIM_HORIZON else lease
+        for lease in leases
+    )
+
+
+def with_times_of_parents(leases: Iterable[Lease], rows: Iterable[Lease]) -> tuple[Lease, ...]:
+    """Return the leases, each child with the time of its parents' rows, see `with_read_up_to`."""
+    known = {row.shard_id: row.read_up_to_millis for row in rows}
+    found: list[Lease] = []
+    for lease in leases:
+        times = (known.get(parent) for parent in lease.parent_shard_ids)
+        latest = max((millis for millis in times if millis is not None), default=None)
+        found += with_read_up_to((lease,), latest)
+    return tuple(found)
 
 
 def leases_for_new_stream(

@@ -63,6 +63,23 @@ def test_records_come_in_order_and_equal_to_polling(aws: EmbeddedAws) -> None:
     close(reader)
 
 
+def test_a_silent_subscription_claims_no_time(aws: EmbeddedAws) -> None:
+    """The time up to which all records were read comes from events, not from their absence."""
+    world = FanOutWorld(aws).prepared()
+    put(aws, b"a")
+    reader = world.reader()
+    take(reader, 1)
+    wait_for(lambda: reader.read() is None and reader.read_up_to_millis is not None, "an event")
+    known = reader.read_up_to_millis
+    assert known is not None
+    assert abs(known - aws.kinesis.world.now_millis()) < 10_000
+    world.stall_clock.advance(15)
+    for _ in range(5):
+        assert reader.read() is None
+    assert reader.read_up_to_millis <= known + 7_000, "events come every five seconds"
+    close(reader)
+
+
 def test_a_record_without_a_key_has_a_null_key(aws: EmbeddedAws) -> None:
     world = FanOutWorld(aws).prepared()
     arn = aws.kinesis.world.arn("orders")

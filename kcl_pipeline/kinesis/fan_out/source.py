@@ -9,13 +9,14 @@ an error.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
-from kcl_pipeline.errors import ExpiredIteratorError, NotFoundError, UnavailableError
+from kcl_pipeline.errors import AwsError, ExpiredIteratorError, NotFoundError, UnavailableError
 from kcl_pipeline.kinesis.client import (
     NO_RECORDS,
     IteratorType,
@@ -72,6 +73,8 @@ class SubscribedShard:
         self._at = ""
         self._behind: int | None = None
         self._subscribed_at_latest = False
+        self._service: tuple[float, float] | None = None
+        self._empty_at = clock.monotonic()
 
     def get_shard_iterator(
         self,
@@ -119,6 +122,7 @@ class SubscribedShard:
             return self._nothing_new(iterator)
         if subscription is None or self._at != iterator:
             subscription = self._subscribe(stream, shard_id, iterator)
+        asked_at = self._clock.monotonic()
         page = subscription.take()
         if page is not None:
             self._behind = page.millis_behind_latest
@@ -131,7 +135,9 @@ class SubscribedShard:
                 page.millis_behind_latest,
                 page.child_shards,
                 page.bytes,
+                self._served_millis(),
             )
+        self._empty_at = asked_at
         if subscription.is_over:
             self._drop()
             if subscription.error is not None:
@@ -163,7 +169,18 @@ class SubscribedShard:
         if subscription is not None:
             subscription.close()
 
+    def _served_millis(self) -> int | None:
+        """Return a time of the service before the event that was taken.
+
+        The event arrived after the last time that the buffer was empty, and may have waited since.
+        """
+        if self._service is None:
+            return None
+        epoch, at = self._service
+        return int((epoch + self._empty_at - at) * 1000)
+
     def _nothing_new(self, iterator: str) -> RecordsPage:
+        # without a time: a subscription that is silent does not say that nothing has arrived
         return RecordsPage(NO_RECORDS, iterator, self._behind)
 
     def _subscribe(self, stream: StreamId, shard_id: str, iterator: str) -> Subscribed:
@@ -189,6 +206,8 @@ class SubscribedShard:
             )
         except NotFoundError as error:
             raise self._explained(error, stream, shard_id) from error
+        self._empty_at = self._clock.monotonic()
+        self._note_service_time(stream)
         with self._guard:
             closed = self._closed
             if not closed:
@@ -198,6 +217,18 @@ class SubscribedShard:
         else:
             subscription.start(f"subscription-{self._lease_key}", self._spawn)
         return subscription
+
+    def _note_service_time(self, stream: StreamId) -> None:
+        """Ask for the time of the service, once. A failed call is repeated by a later subscription.
+
+        Until then the events have no time. Reading does not wait for it.
+        """
+        if self._service is not None:
+            return
+        at = self._clock.monotonic()
+        with suppress(AwsError):
+            time = self._polling.service_time(stream)
+            self._service = None if time is None else (time.timestamp(), at)
 
     def _explained(self, error: Exception, stream: StreamId, shard_id: str) -> Exception:
         """Return the error, or `UnavailableError` if the consumer does not exist.

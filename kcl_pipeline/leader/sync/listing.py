@@ -17,11 +17,11 @@ from kcl_pipeline.planning.shard_sync import (
     initial_filter,
     leases_for_missing_shards,
     leases_for_new_stream,
+    with_creation_time,
     with_initial_time,
-    with_latest_time,
 )
 from kcl_pipeline.planning.stored_shards import leases_with_stored
-from kcl_pipeline.position import LATEST
+from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
 
 
@@ -63,14 +63,14 @@ def initial_leases(
 def since_now(
     kinesis: KinesisClient, stream: StreamId, leases: tuple[Lease, ...]
 ) -> tuple[Lease, ...]:
-    """Return the leases that are about to be created; those at LATEST with the present time.
+    """Return the leases that are about to be created, not at AT_TIMESTAMP with the present time.
 
     Raises:
         AwsError: The service does not respond.
     """
-    if all(lease.checkpoint != LATEST for lease in leases):
+    if all(lease.checkpoint not in (LATEST, TRIM_HORIZON) for lease in leases):
         return leases
-    return with_latest_time(leases, kinesis.service_time(stream))
+    return with_creation_time(leases, kinesis.service_time(stream))
 
 
 def asks_table(stored: StoredShards | None, settings: ShardSyncSettings) -> TypeGuard[StoredShards]:

@@ -29,6 +29,7 @@ from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import children_to_fill
 from kcl_pipeline.planning.coverage import Hole, hole_in_leases, ranges_to_fill
+from kcl_pipeline.planning.shard_sync import with_times_of_parents
 from kcl_pipeline.shards import Shard, StreamId
 
 _OF_ONE_LEASE: Final = (InvalidRequestError, ThrottledError, ValueError)
@@ -271,6 +272,7 @@ class ShardSync:
             stream,
             self._stored,
         )
+        wanted = with_times_of_parents(wanted, context.leases.of_stream(stream))
         wanted = since_now(self._kinesis, stream, wanted)
         for begin in range(0, len(wanted), WRITES_AT_ONCE):
             if context.deadline.passed():

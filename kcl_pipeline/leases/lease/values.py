@@ -38,7 +38,7 @@ class Lease:
         initial_millis: Where the shard is read from while the checkpoint is AT_TIMESTAMP or LATEST
             (our own attribute `kclpInitialTimestamp` N, epoch milliseconds, which Java readers
             ignore). None: for AT_TIMESTAMP the time of the settings, for LATEST the end of the
-            shard.
+            shard. At TRIM_HORIZON the time when a leader created the row, on the clock of Kinesis.
         table_mark: The table of the sink when the checkpoint was written (our own attribute
             `kclpTable` S, which Java readers ignore). None: unknown, or the sink stores no
             positions.

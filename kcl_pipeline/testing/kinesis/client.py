@@ -196,5 +196,10 @@ class InMemoryKinesis:
             raise _error(error, "GetRecords") from error
         table = records_table(stream.column, shard_id, read.page)
         return RecordsPage(
-            table, read.next_iterator, read.millis_behind_latest, read.child_shards, read.page.size
+            table,
+            read.next_iterator,
+            read.millis_behind_latest,
+            read.child_shards,
+            read.page.size,
+            self.model.world.now_millis(),
         )

@@ -12,7 +12,7 @@ from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
-from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
+from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
@@ -268,7 +268,18 @@ class Lifecycle:
             if not self.parents.is_passed_over(consumer, consumer.children[0].shard_id):
                 raise
             return
-        self._leases.create_successors(consumer.held, successors)
+        self._leases.create_successors(
+            consumer.held, with_read_up_to(successors, self._read_up_to(consumer))
+        )
+
+    def _read_up_to(self, consumer: ShardConsumer) -> int | None:
+        """Return a time that all records of a shard that has ended arrived by, if it is known."""
+        reading = self._source.state_of(consumer.lease_key)
+        known = (
+            consumer.held.read_up_to_millis,
+            None if reading is None else reading.read_up_to_millis,
+        )
+        return max((millis for millis in known if millis is not None), default=None)
 
     def _lose(self, consumer: ShardConsumer) -> None:
         """Report a shard that its stream does not list any more, and delete its row.

@@ -80,7 +80,12 @@ class RetentionLosses:
         return True
 
     def _loss(self, found: FoundGap) -> RecordsLost | None:
-        gap, now = found.gap, round(self._parts.clock.wall() * 1000)
+        gap, clock = found.gap, self._parts.clock
+        now = (
+            round(clock.wall() * 1000)
+            if gap.served_millis is None
+            else gap.served_millis + round((clock.monotonic() - found.found_at) * 1000)
+        )
         read_up_to = gap.read_up_to_millis
         if read_up_to is not None and now - read_up_to < MIN_RETENTION_MILLIS:
             return None

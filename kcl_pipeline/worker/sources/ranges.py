@@ -26,7 +26,7 @@ from kcl_pipeline.kinesis.ranges import (
     ShardFetch,
 )
 from kcl_pipeline.kinesis.reader import Resume
-from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.kinesis.retrieval import Retrieval, created_millis
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -109,6 +109,7 @@ class RangeSource:
             Resume(
                 latest_since=lease.initial_timestamp if position == LATEST else None,
                 read_up_to_millis=consumer.held.read_up_to_millis,
+                created_millis=created_millis(position, lease.initial_timestamp),
             ),
             initial_timestamp=lease.initial_timestamp
             or self._parts.settings.shard_sync_of(consumer.stream).initial_timestamp,
@@ -387,6 +388,7 @@ class RangeSource:
             cursor.reached_tip,
             cursor.error,
             cursor.fetch.resume.read_up_to_millis,
+            cursor.behind,
         )
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
