@@ -286,6 +286,19 @@ class TransactionalSink(Protocol):
 
 
 @runtime_checkable
+class CheckedSink(Protocol):
+    """A sink that can check its output before the first batch."""
+
+    def check(self) -> object:
+        """Check that the output can be written.
+
+        Raises:
+            TableMismatchError: It cannot, also later.
+            SinkError: It cannot be reached now.
+        """
+
+
+@runtime_checkable
 class PositionStore(Protocol):
     """The part of a sink that stores the position of each shard together with its rows.
 

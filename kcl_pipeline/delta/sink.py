@@ -76,6 +76,11 @@ class DeltaCommitter:
         self._prefer_short = False
         self._lock = self._clock.lock()
 
+    def check(self) -> int | None:
+        """Check the store and the table (see `CheckedSink.check`). Returns the table's version."""
+        with self._lock:
+            return self._log.version if self._check.start() else None
+
     def ensure_table(self, schema: pa.Schema) -> None:
         """Create the table, or check that the schema fits (`TransactionalSink.ensure_table`)."""
         with self._lock:

@@ -62,6 +62,34 @@ class TableCheck:
             self._log.refresh()
         self.fit(schema)
 
+    def start(self) -> bool:
+        """Check the store, and the table if it exists, before anything is committed.
+
+        Returns:
+            Whether the table exists.
+
+        Raises:
+            TableMismatchError: The table may not be written.
+            SinkError: The store cannot be used now.
+        """
+        self.store()
+        try:
+            exists = self._log.refresh()
+        except SinkError as error:
+            reason = self._log.unopened()
+            if reason is None:
+                raise
+            raise self._unwritable(reason) from error
+        if exists:
+            self.table()
+        return exists
+
+    def _unwritable(self, reason: str) -> TableMismatchError:
+        return TableMismatchError(
+            f"{self._log.root} has {reason}, which exactly-once commits of finished files do not "
+            "support; remove it from the table, or use another table"
+        )
+
     def store(self) -> None:
         """Check that the store can create an object only if it does not exist.
 
@@ -117,10 +145,7 @@ class TableCheck:
             )
         reason = self._log.unsupported()
         if reason:
-            raise TableMismatchError(
-                f"{self._log.root} has {reason}, which exactly-once commits of finished files do "
-                "not support; remove it from the table, or use another table"
-            )
+            raise self._unwritable(reason)
         self._checked = self._log.metadata_changes
 
     def fit(self, schema: pa.Schema) -> None:

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Background
-from kcl_pipeline.batch import PositionStore
+from kcl_pipeline.batch import CheckedSink, PositionStore
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.errors import ApplicationPausedError
+from kcl_pipeline.errors import ApplicationPausedError, SinkError, TableMismatchError
 from kcl_pipeline.events import (
+    AwsTrouble,
     HangStep,
     StreamsDiffer,
     StreamUnavailable,
@@ -170,6 +171,7 @@ class Worker:
             IncompatibleTableError: The tables have another layout, other streams or another sink.
             AccessDeniedError: A permission is missing.
             NotFoundError: A stream or table does not exist.
+            TableMismatchError: The output cannot be written.
             ThrottledError: A step was throttled for the time of `retry.START_UP`.
             UnavailableError: A service was unavailable for that time.
             StoppedWhileRetryingError: `stop` was set while a failed step waited.
@@ -191,9 +193,25 @@ class Worker:
         if unnamed and not self._parts.settings.selects_streams:
             self._parts.events(StreamsDiffer(self.worker_id, unnamed))
         self._retrieval.register_consumers(self._streams.opened())
+        self._check_sink()
         retried("first worker metrics report", self.reporter.report)
         self.leases.recover(map=self._pools.map_lookups)
         self._parts.events(WorkerStarted(self.worker_id))
+
+    def _check_sink(self) -> None:
+        """Refuse an output that cannot be written. One that cannot be reached now is tried later.
+
+        Raises:
+            TableMismatchError: The output cannot be written.
+        """
+        if not isinstance(self._parts.sink, CheckedSink):
+            return
+        try:
+            self._parts.sink.check()
+        except TableMismatchError:
+            raise
+        except SinkError as error:
+            self._parts.events(AwsTrouble("check of the output", str(error)))
 
     def _opened(self, stop: StopSignal) -> OpenedApplication:
         """Return the application. It is opened here unless the dependencies contain it."""

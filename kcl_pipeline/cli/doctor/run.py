@@ -35,6 +35,7 @@ def run_checks(
     else:
         yield from _aws(app, watch_seconds, named)
     if app.pipeline is not None:
+        yield from _output(app.pipeline)
         yield from _dead_letters(app)
         yield from _dagster(app, app.pipeline)
 
@@ -45,6 +46,12 @@ def _aws(app: Target, watch_seconds: float, named: str) -> Iterator[Finding]:
     yield from check_metrics(app.settings, app.clients)
     if usable:
         yield from _rows(app, streams, watch_seconds, named)
+
+
+def _output(pipeline: Any) -> Iterator[Finding]:
+    from kcl_pipeline.cli.doctor.output import check_output  # noqa: PLC0415 (Delta)
+
+    yield from check_output(pipeline.sink, pipeline.name)
 
 
 def _dead_letters(app: Target) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -33,7 +33,12 @@ import pyarrow as pa
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.delta.errors import delta_errors, first_line
 from kcl_pipeline.delta.layout import TableLayout
-from kcl_pipeline.delta.log.entries import MAX_ENTRY_BYTES, entry_facts, entry_path
+from kcl_pipeline.delta.log.entries import (
+    MAX_ENTRY_BYTES,
+    entry_facts,
+    entry_path,
+    protocol_of,
+)
 from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
@@ -43,14 +48,24 @@ from kcl_pipeline.errors import SinkError
 
 _LOG: Final = logging.getLogger(__name__)
 _DEFAULT_CHECKPOINT_INTERVAL: Final = 100
-_UNSUPPORTED_FEATURES: Final = {
-    "identityColumns",
-    "generatedColumns",
-    "rowTracking",
-    "icebergCompatV1",
-    "icebergCompatV2",
-    "columnMapping",
-}
+_ACCEPTED_FEATURES: Final = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",  # added rows need no file of changes
+        "checkConstraints",  # if no constraint is set, see `unsupported`
+        "columnMapping",  # if its mode is none
+        "deletionVectors",  # files without deleted rows have none
+        "invariants",  # if no column has one
+        "timestampNtz",
+        "v2Checkpoint",
+    }
+)
+"""Table features with which added files and transactions are all that a commit needs, and which
+delta-rs writes. A list of features to refuse would accept those that do not exist yet.
+"""
+_LAST_WRITER_VERSION: Final = 7
+_ENTRIES_SEARCHED: Final = 1000
+_ENTRY: Final = re.compile(r"_delta_log/[0-9]{20}\.json")
 _ENTRIES_KEPT: Final = 1024
 _REOPEN_EVERY: Final = 8
 """Number of versions from one attempt to use another writer's log checkpoint to the next."""
@@ -215,17 +230,35 @@ class DeltaLog:
             return "column mapping"
         if "delta.setTransactionRetentionDuration" in configuration:
             return "application transactions that expire (delta.setTransactionRetentionDuration)"
-        features = sorted(
-            (set(protocol.writer_features or ()) & _UNSUPPORTED_FEATURES) - {"columnMapping"}
+        refused = _refused_features(
+            protocol.min_writer_version, protocol.writer_features, protocol.reader_features
         )
+        if refused:
+            return refused
         computed = [
             field.name
             for field in self._table.schema().fields
             if {"delta.invariants", "delta.generationExpression"} & set(field.metadata)
+            or any(name.startswith("delta.identity.") for name in field.metadata)
         ]
-        return ", ".join(features) or (
-            f"invariants or generated columns ({', '.join(computed)})" if computed else None
-        )
+        return f"invariants or computed columns ({', '.join(computed)})" if computed else None
+
+    def unopened(self) -> str | None:
+        """Return the features of a table that delta-rs cannot open; None: they are not the reason.
+
+        They are read from the newest entry of the log that has them.
+        """
+        try:
+            names = [one.path for one in self.storage.list("_delta_log")]
+            for name in [one for one in reversed(names) if _ENTRY.fullmatch(one)][
+                :_ENTRIES_SEARCHED
+            ]:
+                found = protocol_of(self.storage.read(name, MAX_ENTRY_BYTES))
+                if found is not None:
+                    return _refused_features(*found)
+        except (OSError, ValueError) as error:
+            _LOG.info("cannot look for the table's features: %s", first_line(error, self._options))
+        return None
 
     def create(
         self, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str]
@@ -388,3 +421,15 @@ class DeltaLog:
         for name in ("schema", "layout", "table_id"):
             self.__dict__.pop(name, None)
         self.metadata_changes += 1
+
+
+def _refused_features(
+    writer_version: int, writer: Iterable[str] | None, reader: Iterable[str] | None
+) -> str | None:
+    """Return the features that are not accepted, or a version that is too new, as text."""
+    features = sorted({*(writer or ()), *(reader or ())} - _ACCEPTED_FEATURES)
+    if features:
+        return f"the table features {', '.join(features)}"
+    if writer_version > _LAST_WRITER_VERSION:
+        return f"the writer version {writer_version}"
+    return None

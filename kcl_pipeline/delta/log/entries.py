@@ -78,6 +78,32 @@ def entry_facts(entry: bytes) -> EntryFacts:
     )
 
 
+class _Protocol(msgspec.Struct, rename="camel"):
+    min_writer_version: int
+    writer_features: list[str] | None = None
+    reader_features: list[str] | None = None
+
+
+class _ProtocolAction(msgspec.Struct):
+    protocol: _Protocol | None = None
+
+
+_PROTOCOL_ACTION: Final = msgspec.json.Decoder(_ProtocolAction)
+
+
+def protocol_of(entry: bytes) -> tuple[int, list[str] | None, list[str] | None] | None:
+    """Return writer version, writer features and reader features that an entry sets; None: none.
+
+    Raises:
+        ValueError: The entry does not follow the Delta protocol.
+    """
+    for action in _PROTOCOL_ACTION.decode_lines(entry):
+        if action.protocol is not None:
+            found = action.protocol
+            return found.min_writer_version, found.writer_features, found.reader_features
+    return None
+
+
 def _check_lines(entry: bytes, actions: int) -> None:
     """Refuse a line with several actions. Empty lines are ignored."""
     if actions != sum(1 for line in entry.splitlines() if line.strip()):
