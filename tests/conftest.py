@@ -7,12 +7,14 @@ the day; `HYPOTHESIS_PROFILE=explore` draws new ones.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import botocore.loaders
 import pytest
 from hypothesis import settings
 
@@ -36,6 +38,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # For JVMs that live for seconds: without the second compiler and the collector's threads they take
 # two thirds of the processor time
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM := "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Most tests that talk to a server create clients of their own. Each session parses megabytes of the
+# same files of botocore, which took a third of these tests' processor time.
+_load_file = botocore.loaders.JSONFileLoader.load_file
+_loaded = functools.cache(lambda path: _load_file(botocore.loaders.JSONFileLoader(), path))
+botocore.loaders.JSONFileLoader.load_file = lambda _self, path: _loaded(path)
+
 
 SEEDS = pytest.StashKey[SeedsOfCi]()
 TESTS_OF_SEEDS = Path(__file__).parent / "verification" / "test_simulation.py"
