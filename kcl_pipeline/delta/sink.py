@@ -67,7 +67,7 @@ class DeltaCommitter:
         self._application = application_name
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
-        self._log = DeltaLog(sink.uri, sink.storage_options)
+        self._log = DeltaLog(sink.uri, sink.storage_options, self._clock)
         self._announcements = AnnouncementStore(self._log.storage, events)
         self._check = TableCheck(sink, self._log, self._back_off)
         dead_letters = DeltaSink(sink.dead_letters, storage_options=sink.storage_options)

@@ -82,7 +82,7 @@ class DeadLetterTable:
         self._application = application_name
         self._clock = clock
         self._rng = rng
-        self._log = DeltaLog(sink.uri, sink.storage_options)
+        self._log = DeltaLog(sink.uri, sink.storage_options, clock)
         self._known: dict[str, _Known] = {}
         digest = hashlib.sha256(application_name.encode()).hexdigest()[:16]
         self._prefix = f"dead-letters-{digest}"

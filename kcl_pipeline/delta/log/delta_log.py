@@ -31,6 +31,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile
+from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.delta.errors import delta_errors, first_line
 from kcl_pipeline.delta.layout import TableLayout
 from kcl_pipeline.delta.log.entries import (
@@ -66,6 +67,8 @@ delta-rs writes. A list of features to refuse would accept those that do not exi
 _LAST_WRITER_VERSION: Final = 7
 _ENTRIES_SEARCHED: Final = 1000
 _ENTRY: Final = re.compile(r"_delta_log/[0-9]{20}\.json")
+LONGEST_BELIEVED_SECONDS: Final = 60.0
+"""A commit that took longer is read back. Log cleanup keeps entries for hours at least."""
 _ENTRIES_KEPT: Final = 1024
 _REOPEN_EVERY: Final = 8
 """Number of versions from one attempt to use another writer's log checkpoint to the next."""
@@ -74,7 +77,14 @@ _REOPEN_EVERY: Final = 8
 class DeltaLog:
     """The log of the table at `uri`. Not for use by two threads at a time."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._is_in_doubt = False
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
         self._options = delta_options(self.root, storage_options)
@@ -104,7 +114,10 @@ class DeltaLog:
             SinkError: The log cannot be read.
         """
         with delta_errors(f"could not read the log of {self.root}", self._options):
-            return (self._table is not None and self._follow()) or self._open()
+            is_open = self._table is not None and not self._is_in_doubt
+            found = (is_open and self._follow()) or self._open()
+            self._is_in_doubt = False
+            return found
 
     def peek(self) -> bool:
         """Read the existing entries after the last one that was read.
@@ -287,11 +300,25 @@ class DeltaLog:
 
         `version` does not change until `refresh`.
 
+        A write that hung may arrive after the entry of another writer was removed by log cleanup.
+        It then creates an entry of that version again, below the checkpoint, where nobody reads it.
+        So the table is opened anew after a write that took long, also after one that succeeded.
+
         Raises:
             SinkError: The entry was not written, or the outcome is not known. If `refresh` then
                 finds a newer version, that entry is either this one (its transactions are there)
                 or another writer's, and this one can never be committed.
         """
+        began = self._clock.monotonic()
+        try:
+            self._append(files, transactions)
+        finally:
+            seconds = self._clock.monotonic() - began
+            self._is_in_doubt = seconds > LONGEST_BELIEVED_SECONDS
+        if self._is_in_doubt:
+            raise SinkError(f"the commit to {self.root} took {seconds:.0f} s; the table is read")
+
+    def _append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> None:
         from deltalake.transaction import (  # noqa: PLC0415 (as above)
             AddAction,
             CommitProperties,

@@ -58,13 +58,18 @@ class LocalStorage:
     @contextmanager
     def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
         target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        new_folders = _create_folders(target.parent)
         # Without a leading dot, so that vacuum finds the file of a killed process.
         partial = target.with_name(f"{target.name}{_PARTIAL}")
         try:
             with pa.OSFile(str(partial), "wb") as stream:
                 yield stream
+            # On the disk before the log names it: a power failure must not leave an empty file
+            # that a commit has. The file first, then its name, then the names of new folders.
+            _sync(partial)
             partial.replace(target)
+            for folder in (target.parent, *new_folders):
+                _sync(folder)
             self._written.add(target)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -139,6 +144,26 @@ class LocalStorage:
             yield opened
         finally:
             os.close(opened)
+
+
+def _create_folders(folder: Path) -> list[Path]:
+    """Create a folder with its parents. Returns the folders that have a new name in them."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)  # another process may create it now
+    return [one.parent for one in missing]
+
+
+def _sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read(name: str, folder: int, path: str, limit: int | None) -> bytes:

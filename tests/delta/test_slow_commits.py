@@ -1,0 +1,135 @@
+"""A commit whose write hung past the clean-up of the log is read back, and not believed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.log.entries import entry_path
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import open_storage
+from kcl_pipeline.local import EmbeddedAws
+from tests.support.delta_tables import NoWait, committer
+from tests.support.s3_proxy import Request, S3Proxy, s3_proxy
+
+SCHEMA = pa.schema([("id", pa.int64())])
+BUCKET = "slow-commits"
+_numbers = itertools.count()
+
+
+class Hours(NoWait):
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    with EmbeddedAws() as aws:
+        boto3.client("s3", endpoint_url=aws.endpoint_url, **keys).create_bucket(Bucket=BUCKET)
+        yield aws.endpoint_url
+
+
+@pytest.fixture
+def proxy(endpoint: str) -> Iterator[S3Proxy]:
+    with s3_proxy(endpoint) as found:
+        yield found
+
+
+def options(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
+
+
+class HungWrite:
+    """A table in a store where the write of version 2 hangs.
+
+    Meanwhile others commit, write a log checkpoint, and remove the entries before it.
+    """
+
+    def __init__(self, endpoint: str, proxy: S3Proxy, seconds: float) -> None:
+        self.uri = f"s3://{BUCKET}/t{next(_numbers)}"
+        self.direct, self.clock, self.seconds = options(endpoint), Hours(), seconds
+        first = committer(self.uri, storage_options=self.direct)
+        first.ensure_table(SCHEMA)
+        assert first.commit(self.written(1), [CommitEntry("a", 1, TxnVersions())]).version == 1
+        sink = DeltaSink(self.uri, storage_options=options(proxy.url))
+        self.sink = DeltaCommitter(sink, "app", clock=self.clock, rng=random.Random(1))
+        assert self.sink.txn_versions(["a"]) == {"a": TxnVersions(1)}
+        proxy.before = self.hang
+        self.hung = False
+
+    def hang(self, request: Request) -> None:
+        if request.method == "PUT" and request.path.endswith(entry_path(2)) and not self.hung:
+            self.hung = True
+            self.meanwhile()
+            self.clock.now += self.seconds
+
+    def meanwhile(self) -> None:
+        other = committer(self.uri, storage_options=self.direct)
+        for number in (1, 2, 3):
+            entry = CommitEntry("b", number, other.txn_versions(["b"])["b"])
+            assert other.commit(self.written(100 + number), [entry]).version
+        newest = self.table()
+        newest.create_checkpoint()
+        storage = open_storage(self.uri, self.direct)
+        for version in range(newest.version()):
+            storage.delete(entry_path(version))
+
+    def commit(self) -> int | None:
+        return self.sink.commit(self.written(2), [CommitEntry("a", 2, TxnVersions(1))]).version
+
+    def written(self, ident: int) -> Written:
+        rows = pa.table({"id": pa.array([ident], pa.int64())})
+        writer = ArrowBatchWriter(None, self.uri, storage_options=self.direct)
+        return writer.write(Batch("b", (), rows))
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.uri, storage_options=self.direct | {"AWS_ALLOW_HTTP": "true"})
+
+    def ids(self) -> list[Any]:
+        return sorted(self.table().to_pyarrow_table()["id"].to_pylist())
+
+    def stored(self) -> TxnVersions:
+        return committer(self.uri, storage_options=self.direct).txn_versions(["a"])["a"]
+
+
+def test_a_commit_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> None:
+    world = HungWrite(endpoint, proxy, seconds=61)
+    version = world.commit()
+    assert world.hung
+    assert version is not None
+    assert world.ids() == [1, 2, 101, 102, 103]
+    assert world.stored() == TxnVersions(2)
+
+
+def test_a_fence_that_hung_is_in_the_table_or_refused(endpoint: str, proxy: S3Proxy) -> None:
+    world = HungWrite(endpoint, proxy, seconds=3_600)
+    raised = world.sink.fence("a", TxnVersions(1))
+    assert world.hung
+    assert raised is None or world.stored() == TxnVersions(1, raised.fence)
+
+
+def test_a_slow_commit_without_other_writers_lands_once(endpoint: str, proxy: S3Proxy) -> None:
+    world = HungWrite(endpoint, proxy, seconds=61)
+    world.meanwhile = lambda: None  # type: ignore[method-assign]
+    assert world.commit() == 2
+    assert world.ids() == [1, 2]
+    assert world.table().version() == 2
