@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     )
     from kcl_pipeline.kinesis.client import RECORD_SCHEMA
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
+    from kcl_pipeline.local.shared import use_local_aws
     from kcl_pipeline.orchestration.assets.limits import CheckLimits
     from kcl_pipeline.orchestration.component import KinesisPipelineComponent
     from kcl_pipeline.orchestration.resources import (
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.planning.strategies import register as register_strategy
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
     from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatchSink
+    from kcl_pipeline.spark.java import java_command
     from kcl_pipeline.spark.session import build_session
     from kcl_pipeline.stream_config import StreamConfig, StreamSelector
     from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
@@ -248,7 +250,9 @@ __all__ = [
     "__version__",
     "build_session",
     "ignore_events",
+    "java_command",
     "register_strategy",
+    "use_local_aws",
 ]
 
 _NAMES: Final = {
@@ -260,12 +264,14 @@ _NAMES: Final = {
     "delta.settings": "DeltaSink",
     "kinesis.client": "RECORD_SCHEMA",
     "local": "EmbeddedAws Fault FaultRule",
+    "local.shared": "use_local_aws",
     "pipeline": "Fleet KinesisPipeline",
     "planning.model": "LeaseState Move Plan PlanInput PlanLimits Strategy WorkerState",
     "planning.strategies": "register_strategy",
     "orchestration.resources": "AwsResource CoordinatorStateTableResource LeaseTableResource "
     "SparkResource WorkerMetricsTableResource",
     "spark.data_source.source": "KinesisDataSource",
+    "spark.java": "java_command",
     "spark.foreach": "BatchIdentity ForeachBatchSink",
     "spark.session": "build_session",
     "stream_config": "StreamConfig StreamSelector",

@@ -80,7 +80,7 @@ class Page:
 
 PAGES: Final = (
     Page("lineage", f"{LOCATION}/asset-groups/orders/lineage", ("fleet", "Materialized")),
-    Page("output", "assets/orders/events?view=overview", ("Plots",), _open_plots),
+    Page("output", "assets/orders/orders?view=overview", ("Plots",), _open_plots),
     Page("leases", "assets/orders/fleet?view=overview", ("lease_rows", "last_moves")),
     Page("figures", "assets/orders/fleet?view=overview", ("figures",), _open_figures),
     Page("workers", "assets/orders/fleet?view=overview", ("worker_rows",)),

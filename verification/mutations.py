@@ -146,7 +146,7 @@ def difference(mutation: Mutation) -> str:
 
 def copy_of_the_tree(target: Path) -> Path:
     """Copy the files that the guards need to `target`."""
-    for name in ("kcl_pipeline", "verification", "tests", "examples", "docs", "benchmarks"):
+    for name in ("kcl_pipeline", "verification", "tests", "docs", "benchmarks"):
         if (ROOT / name).exists():
             shutil.copytree(
                 ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__")

@@ -12,6 +12,7 @@ from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import DONE, FAILED
 from kcl_pipeline.cli.target import AsJson
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.extras import require
 from kcl_pipeline.spark.java import require_java
 
@@ -35,9 +36,9 @@ def run(
     page_port: PagePort = 3000,
     as_json: AsJson = False,
 ) -> None:
-    """Run the demonstration on the embedded AWS and print a verdict.
+    """Run the Dagster project of this folder on the embedded AWS and print a verdict.
 
-    The whole pipeline runs through two reshards and a changing number of workers. The exit code
+    Both pipelines run through two reshards and a changing number of workers. The exit code
     is 1 if an event is missing or repeated. With --json the last line of standard output is the
     verdict.
     """
@@ -63,6 +64,11 @@ def _demo(
     from kcl_pipeline.local.demo.run import DemoOptions, run_demo  # noqa: PLC0415 (boto3 only here)
 
     require_java()
+    if not all(Path(name).is_file() for name in ("definitions.py", "assets/orders.py")):
+        raise SettingsError(
+            f"{Path.cwd()} has no definitions.py and assets/orders.py, which the demonstration "
+            "runs; go to the folder of a checkout"
+        )
 
     def say(text: str) -> None:
         typer.echo(text, err=as_json)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("kcl_pipeline", "verification", "tests", "benchmarks", "examples", "docs")
+FOLDERS = ("kcl_pipeline", "verification", "tests", "benchmarks", "docs")
 SECTION = re.compile(r"protocol\s+§\s*(\d+(?:\.\d+)*)")
 LISTED = re.compile(r"protocol\s+§\s*\d+(?:\.\d+)*((?:,\s+§\s*\d+(?:\.\d+)*)+)")
 HEADING = re.compile(r"^#+ (\d+(?:\.\d+)*)[. ]", re.MULTILINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TREES = ("kcl_pipeline", "verification", "benchmarks", "examples", "tests", "tools", "docs")
+TREES = ("kcl_pipeline", "verification", "benchmarks", "tests", "tools", "docs")
 COLUMNS = 100
 
 

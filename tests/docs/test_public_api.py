@@ -68,7 +68,7 @@ def test_the_import_loads_nothing_heavy() -> None:
 
 
 def documents() -> list[str]:
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py")]
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     pages = sorted(path.relative_to(ROOT).as_posix() for path in found)
     return [page for page in pages if not page.startswith("docs/contributing/")]
 

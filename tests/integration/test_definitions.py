@@ -306,7 +306,7 @@ def test_a_sink_that_is_no_table_has_no_address():
     )
 
 
-def test_the_workspace_with_the_example_validates(tmp_path):
+def test_the_workspace_of_the_repository_validates(tmp_path):
     root = Path(__file__).parents[2]
     command = [
         str(Path(sys.executable).with_name("dagster")),
@@ -318,7 +318,7 @@ def test_the_workspace_with_the_example_validates(tmp_path):
     env = {
         **os.environ,
         "DAGSTER_HOME": str(write_dagster_yaml(tmp_path / "home").parent),
-        "ORDERS_TABLE": str(tmp_path / "lake"),
+        "LAKE": str(tmp_path / "lake"),
     }
     answer = subprocess.run(
         command, cwd=root, env=env, capture_output=True, text=True, timeout=120, check=False

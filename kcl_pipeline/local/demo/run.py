@@ -1,6 +1,6 @@
-"""Demonstration run: the whole pipeline through reshards and worker changes.
+"""Demonstration run: the project in this folder, through reshards and worker changes.
 
-At the end it compares the table with the published events and prints the result.
+At the end it compares the tables with the published events and prints the result.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from kcl_pipeline.signals import stop_on_signals
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient
 
-MODULE: Final = "kcl_pipeline.local.demo.definitions"
-APPLICATION: Final = "orders"
+MODULE: Final = "definitions"
 JOB: Final = "orders_consume"
+SECOND_JOB: Final = "telemetry_consume"
 SHARDS: Final = 8
 LIVE: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 PROGRESS_SECONDS: Final = 5.0
@@ -105,8 +105,8 @@ class Demo:
         self.began = self.clock.monotonic()
         self.folder = self.options.folder.resolve()
         self.lake = self.folder / "lake"
-        self.table_uri = str(self.lake / "events")
-        self.rows = CommittedRows(self.table_uri)
+        self.tables_read = {name: str(self.lake / name) for name in (ORDERS, TELEMETRY)}
+        self.rows = {name: CommittedRows(uri) for name, uri in self.tables_read.items()}
         self.reshards = 0
         self._last_progress = self.began
         self._last_committed = 0
@@ -116,7 +116,7 @@ class Demo:
         """Start the embedded AWS and Dagster, and create the streams."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        self.processes = Processes(self.folder, self.clock, {"KCL_DEMO_LAKE": str(self.lake)})
+        self.processes = Processes(self.folder, self.clock, {"LAKE": str(self.lake)})
         self.say("starting the embedded AWS")
         url = self.processes.start_aws(free_port(4566))
         self.kinesis = self._client(url)
@@ -129,7 +129,7 @@ class Demo:
             self.processes.start_dagster(MODULE, free_port(self.options.page_port))
         )
         self.say(f"the Dagster UI is at {self.page.url}")
-        settings = ConsumerSettings(application_name=APPLICATION, streams=(ORDERS, TELEMETRY))
+        settings = ConsumerSettings(application_name=ORDERS, streams=(ORDERS,))
         options = SessionOptions(
             endpoint_url=url,
             region_name="us-east-1",
@@ -181,12 +181,16 @@ class Demo:
         )
         self.wait_for(
             "everything published to be in the table",
-            lambda: self.rows.count() >= self.publisher.published,
+            lambda: self.committed() >= self.publisher.published,
         )
         self.wait_for(
             "every finished parent to be at SHARD_END or cleaned up", self._parents_finished
         )
-        return compare(self.table_uri, self.publisher.ids)
+        return compare(self.tables_read.values(), self.publisher.ids)
+
+    def committed(self) -> int:
+        """Return the number of rows in both tables."""
+        return sum(rows.count() for rows in self.rows.values())
 
     def _loaded(self) -> bool:
         found = self.page.loaded()
@@ -241,7 +245,7 @@ class Demo:
     def start_third_worker(self) -> None:
         """Launch a worker run, as a user does in the Launchpad."""
         run = self.page.launch(
-            *self._location, JOB, {}, {"kcl/application": APPLICATION, "kcl/mode": "continuous"}
+            *self._location, JOB, {}, {"kcl/application": ORDERS, "kcl/mode": "continuous"}
         )
         self.say(f"launched a third worker: {self.page.url}/runs/{run}")
 
@@ -256,11 +260,7 @@ class Demo:
         parents = {
             s["ShardId"] for s in described if "EndingSequenceNumber" in s["SequenceNumberRange"]
         }
-        return all(
-            lease.ended
-            for lease in self.leases()
-            if lease.shard_id in parents and ORDERS in (lease.stream or "")
-        )
+        return all(lease.ended for lease in self.leases() if lease.shard_id in parents)
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait for a condition and print the progress.
@@ -288,7 +288,7 @@ class Demo:
         now = self.clock.monotonic()
         if now - self._last_progress < PROGRESS_SECONDS:
             return
-        committed = self.rows.count()
+        committed = self.committed()
         rate = (committed - self._last_committed) / (now - self._last_progress)
         self._last_progress, self._last_committed = now, committed
         published = self.publisher.published if hasattr(self, "publisher") else 0
@@ -313,7 +313,7 @@ class Demo:
         """
         handoffs = workers = 0
         try:
-            runs = self.page.runs(JOB) if hasattr(self, "page") else []
+            runs = self._all_runs() if hasattr(self, "page") else []
             self._terminate_all(runs)
             handoffs = round(sum(self.page.sum_of(run.run_id, "run_handoffs") for run in runs))
             workers = len(runs)
@@ -323,13 +323,20 @@ class Demo:
             self.processes.stop_all()
         return handoffs, workers
 
+    def _all_runs(self) -> list[Run]:
+        return [*self.page.runs(JOB), *self.page.runs(SECOND_JOB)]
+
     def _terminate_all(self, runs: list[Run]) -> None:
-        self.page.stop_sensor(*self._location, f"{APPLICATION}_leader")
+        for name in (ORDERS, TELEMETRY):
+            self.page.stop_sensor(*self._location, f"{name}_leader")
         for run in runs:
             if run.status in ("QUEUED", "STARTING", "STARTED"):
                 self.page.terminate(run.run_id)
         deadline = self.clock.monotonic() + 60
-        while self.live_runs() and self.clock.monotonic() < deadline:
+        while (
+            any(run.status in LIVE for run in self._all_runs())
+            and self.clock.monotonic() < deadline
+        ):
             self.clock.sleep(0.5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -63,13 +64,14 @@ class CommittedRows:
         return self._rows
 
 
-def compare(uri: str, published: Iterable[str], column: str = "id") -> Comparison:
-    """Compare one column of the whole table with the acknowledged ids."""
-    try:
-        query = f'select cast("{column}" as varchar) as id from rows'  # noqa: S608
-        ids = read_rows(DeltaTable(uri), query)["id"].cast(pa.string())
-    except TableNotFoundError:
-        ids = pa.chunked_array([pa.array([], pa.string())])
+def compare(uris: str | Iterable[str], published: Iterable[str], column: str = "id") -> Comparison:
+    """Compare one column of the whole tables with the acknowledged ids."""
+    query = f'select cast("{column}" as varchar) as id from rows'  # noqa: S608
+    chunks = [pa.array([], pa.string())]
+    for uri in [uris] if isinstance(uris, str) else uris:
+        with suppress(TableNotFoundError):
+            chunks += read_rows(DeltaTable(uri), query)["id"].cast(pa.string()).chunks
+    ids = pa.chunked_array(chunks)
     expected = set(published)
     distinct = set(ids.unique().to_pylist())
     return Comparison(

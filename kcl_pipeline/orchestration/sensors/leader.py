@@ -52,6 +52,7 @@ from kcl_pipeline.orchestration.sensors.reports.application import (
 )
 from kcl_pipeline.orchestration.sensors.reports.output import output_events
 from kcl_pipeline.orchestration.sensors.reports.streams import partition_requests
+from kcl_pipeline.orchestration.sensors.reports.tables import run_links
 from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
     AutoscalerMemory,
     ScalingDecision,
@@ -303,6 +304,7 @@ class LeaderTick:
             dead_letter_table=dead_letter_address(self._pipeline.sink),
             unowned=[age for key, age in view.ages.items() if key in view.waits],
             idle=view.idle,
+            runs=run_links(active) if active else None,
         )
         state.figures.observe(view)
         state.open_shards = open_shards(view.leases)

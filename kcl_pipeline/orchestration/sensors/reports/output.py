@@ -1,4 +1,4 @@
-"""Report the output of the whole fleet to Dagster, once per period.
+"""Report the output of the whole fleet to Dagster: with the first rows, then once per period.
 
 Every worker writes its totals since its start to its worker metrics row. The sensor subtracts them,
 so that the figures of all workers are one series. They are computed without an additional call.
@@ -88,6 +88,7 @@ class FleetTotals:
     processes: dict[tuple[str, str | None], _Process] = field(default_factory=dict)
     left_out: dict[str, float] = field(default_factory=dict)
     ended: Figures = field(default_factory=Figures)
+    was_idle: bool = True
 
     def observe(
         self, rows: Sequence[WorkerMetrics], now: float, left_out: Collection[str] = ()
@@ -130,8 +131,17 @@ class FleetTotals:
             )
 
     def is_due(self, now: float, period_seconds: float) -> bool:
-        """Whether a period has passed since the last report."""
-        return self.watched_since is not None and now - self.reported_at >= period_seconds
+        """Whether a period has passed since the last report, or the first rows have come.
+
+        They are the first ones if the last report had none.
+        """
+        if self.watched_since is None:
+            return False
+        return now - self.reported_at >= period_seconds or (self.was_idle and self._has_rows())
+
+    def _has_rows(self) -> bool:
+        news = (one.latest.batches - one.base.batches for one in self.processes.values())
+        return self.ended.batches + sum(news) > 0
 
     def close_period(self, now: float) -> Period:
         """Return what was committed since the last call, and begin the next period."""
@@ -142,7 +152,7 @@ class FleetTotals:
             records, size = records + per_second[0], size + per_second[1]
             one.base, one.base_seconds = one.latest, one.seconds
         period = Period(done, records, size, now - self.reported_at)
-        self.ended, self.reported_at = Figures(), now
+        self.ended, self.reported_at, self.was_idle = Figures(), now, not done.batches
         self.processes = {
             key: one for key, one in self.processes.items() if now - one.seen < FORGET_SECONDS
         }
@@ -264,10 +274,12 @@ def output_events(
     dead_letter_table: str | None,
     unowned: Sequence[float] = (),
     idle: str | None = None,
+    runs: dg.MarkdownMetadataValue | None = None,
 ) -> list[dg.AssetMaterialization | dg.AssetObservation]:
-    """Return the report of the output if a period has passed (`now` in monotonic seconds).
+    """Return the report of the output if it is due (`now` in monotonic seconds).
 
-    `idle` says since when nothing has arrived. It is in the reports without data.
+    `idle` says since when nothing has arrived. It is in the reports without data. `runs` has links
+    to the running workers: the report itself has no run.
     """
     if not totals.is_due(now, period_seconds):
         return []
@@ -275,4 +287,6 @@ def output_events(
     metadata = output_metadata(period, workers, wall_seconds, dead_letter_table, unowned)
     if idle is not None and not period.done.batches:
         metadata = {"state": dg.MetadataValue.text(idle)} | metadata
+    if runs is not None:
+        metadata |= {"runs": runs}
     return [output_event(key, period, metadata)]

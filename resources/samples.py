@@ -1,0 +1,31 @@
+"""Sample records, which the embedded AWS puts into the streams."""
+
+import os
+import random
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+ORDERS_PER_SECOND = 100
+
+
+def records(second: int) -> dict[str, list[Any]]:
+    """Return what is put in one second: orders, and the load of this host.
+
+    One order of a thousand is not JSON: it becomes a dead letter.
+    """
+    now = datetime.fromtimestamp(time.time(), UTC).isoformat()
+    first = second * ORDERS_PER_SECOND
+    orders: list[Any] = [
+        {
+            "id": f"order-{number:07d}",
+            "user": f"user-{random.randrange(1_000):04d}",
+            "amount": round(random.lognormvariate(3, 1), 2),
+            "time": now,
+        }
+        for number in range(first, first + ORDERS_PER_SECOND)
+    ]
+    if second % 10 == 0:
+        orders[-1] = b"this is not JSON"
+    reading = {"id": f"load_1m-{second:06d}", "metric": "load_1m", "value": os.getloadavg()[0]}
+    return {"orders": orders, "telemetry": [reading | {"time": now}]}

@@ -1,0 +1,98 @@
+"""The Dagster project at the top of the repository: what `dagster dev` shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kcl_pipeline.testing import run_transform
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    ROOT / "definitions.py",
+    *(path for name in ("assets", "resources", "sensors") for path in (ROOT / name).glob("*.py")),
+]
+LOOK = """
+import json, dagster as dg, definitions
+defs = definitions.defs
+dg.Definitions.validate_loadable(defs)
+graph = defs.resolve_asset_graph()
+print(json.dumps({
+    "parents": {
+        key.to_user_string(): sorted(one.to_user_string() for one in graph.get(key).parent_keys)
+        for key in graph.get_all_asset_keys()
+    },
+    "sensors": {one.name: one.default_status.value for one in defs.sensors},
+    "schedules": {one.name: one.default_status.value for one in defs.schedules},
+    "resources": sorted(defs.resources),
+}))
+"""
+
+
+def look(tmp_path: Path, **variables: str) -> dict[str, dict[str, object]]:
+    """What the definitions have, in a process of its own, as Dagster loads them."""
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "AWS_"}
+    found = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        cwd=ROOT,
+        env=environment | {"LAKE": str(tmp_path)} | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def test_the_project_has_two_pipelines_and_a_table_that_follows_one(tmp_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(0o755)
+    found = look(tmp_path, JAVA_HOME=str(tmp_path))
+    assert found["parents"] == {
+        "kinesis/orders": [],
+        "kinesis/telemetry": [],
+        "orders/orders": ["kinesis/orders"],
+        "orders/fleet": [],
+        "orders/revenue_per_minute": ["orders/orders"],
+        "telemetry/telemetry": ["kinesis/telemetry"],
+        "telemetry/fleet": [],
+    }
+    sensors = {"orders_leader": "RUNNING", "telemetry_leader": "RUNNING", "automation": "RUNNING"}
+    assert found["sensors"] == sensors
+    assert found["schedules"] == {"orders_maintenance_every_night": "STOPPED"}
+    tables = {"lease_table", "worker_metrics_table", "coordinator_state_table"}
+    assert tables <= {*found["resources"]}
+
+
+def test_without_java_the_spark_pipeline_is_one_asset_that_says_so(tmp_path):
+    found = look(tmp_path, JAVA_HOME=str(tmp_path / "nothing"))
+    of_telemetry = [key for key in found["parents"] if key.startswith(("telemetry", "kinesis/t"))]
+    assert of_telemetry == ["telemetry/needs_java"]
+    assert "orders/orders" in found["parents"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_project_uses_the_public_names_only(path):
+    imported = {
+        node.module or ""
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert {name for name in imported if name.startswith("kcl_pipeline")} <= {"kcl_pipeline"}
+
+
+def test_a_record_that_is_no_order_is_a_dead_letter(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "us-east-1")  # no embedded AWS
+    from assets.orders import orders  # noqa: PLC0415 (the folder is on the path of the tests)
+
+    order = {"id": "a", "user": "ann", "amount": 1.5, "time": "2026-01-02T03:04:05Z"}
+    without_id = {name: value for name, value in order.items() if name != "id"}
+    result = run_transform(orders, [order, b"not JSON", b"[1]", without_id, order | {"time": None}])
+    assert [(row["id"], row["amount"]) for row in result.rows] == [("a", 1.5)]
+    assert sorted(result.errors) == [1, 2, 3, 4]
