@@ -115,12 +115,16 @@ def leases_for_new_stream(
 
 
 def unexpected_children(shards: Iterable[Shard]) -> tuple[str, ...]:
-    """Return open shards with an open parent in the list, as during a reshard (protocol §7.3)."""
+    """Return the shards with an open parent in the list, as during a reshard (protocol §7.3).
+
+    A closed shard counts, too, as in KCL: a list in which the parent of a finished shard is still
+    open mixes two states of the stream.
+    """
     listed = {shard.shard_id: shard for shard in shards}
     found = [
         s.shard_id
         for s in listed.values()
-        if s.is_open and any(p in listed and listed[p].is_open for p in s.parents)
+        if any(p in listed and listed[p].is_open for p in s.parents)
     ]
     return tuple(sorted(found))
 
@@ -154,8 +158,8 @@ def leases_for_missing_shards(
     unexpected = unexpected_children(shards)
     if unexpected and not ignore_unexpected_child_shards:
         raise ShardSyncError(
-            f"the shards {list(unexpected)} of {stream.name} are open while a parent is "
-            "open: the list is not consistent yet"
+            f"the list of the shards of {stream.name} is not consistent yet: a parent of "
+            f"{list(unexpected)} is open"
         )
     listed = {shard.shard_id: shard for shard in shards}
     begin = [

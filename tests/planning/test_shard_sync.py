@@ -131,6 +131,13 @@ def test_a_list_from_the_middle_of_a_reshard_is_refused_or_its_children_are_left
     }
 
 
+def test_a_closed_child_of_an_open_parent_makes_a_list_inconsistent_as_in_kcl():
+    shards = [shard(1), shard(2, 1, closed=True), shard(3, 2)]
+    assert unexpected_children(shards) == ("shardId-2",)
+    with pytest.raises(ShardSyncError, match=r"shardId-2.* is open"):
+        leases_for_missing_shards(STREAM, shards, {}, "TRIM_HORIZON")
+
+
 def test_a_long_history_does_not_exhaust_the_stack():
     shards = [shard(0, closed=True), *(shard(n, n - 1, closed=n < 5_000) for n in range(1, 5_001))]
     assert created(shards, (), "TRIM_HORIZON") == {0: "TRIM_HORIZON"}
