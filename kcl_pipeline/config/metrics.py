@@ -54,7 +54,10 @@ class MetricsSettings(StrictSettings):
         description="cloudwatch: most metrics that wait. A further one replaces the oldest",
     )
     publisher_flush_buffer: int = Field(
-        200, ge=1, description="cloudwatch: values are sent when this many metrics wait"
+        1_000,
+        ge=1,
+        description="cloudwatch: values are sent when this many metrics wait. A call of "
+        "PutMetricData carries 1,000, and has a price",
     )
     prometheus_address: str = Field(
         "127.0.0.1", min_length=1, description="Address of the Prometheus endpoint"

@@ -2,7 +2,8 @@
 
 The number of series is bounded. A shard appears as a dimension only at level DETAILED, and only
 while this process measures its lag, so it holds its lease. Free texts have at most `MAX_TEXTS`
-values, and shards and streams at most `MAX_SHARDS`.
+values, and shards and streams at most `MAX_SHARDS`. A stream that nobody names any more loses its
+series, and makes room for another.
 """
 
 import threading
@@ -42,6 +43,11 @@ MAX_RESOLVED: Final = 50_000
 _UNKNOWN: Final[Any] = object()
 FORGET_SECONDS: Final = 300.0
 """The series of a shard are removed when its lag was not measured for this time."""
+FORGET_STREAM_SECONDS: Final = 3_600.0
+"""The series of a stream are removed when no event names it for this time.
+
+Longer than the time of a shard: the leader counts what it does for a stream, and does it seldom.
+"""
 
 
 class Dimensions:
@@ -54,7 +60,8 @@ class Dimensions:
         self._clock = clock
         self._lock = threading.Lock()
         self._shards: dict[Attributes, float] = {}
-        self._values: dict[str, set[str]] = {STREAM: set(), CALL: set()}
+        self._streams: dict[str, float] = {}
+        self._calls: set[str] = set()
         self._kept: dict[Instrument, frozenset[str]] = {
             one: frozenset(one.dimensions) - _removed(settings)
             for one in INSTRUMENTS
@@ -102,6 +109,8 @@ class Dimensions:
         now = self._clock.monotonic()
         found = {dimensions_of(key) for key in lease_keys}
         with self._lock:
+            for shard in found:
+                self._streams |= {value: now for name, value in shard if name == STREAM}
             absent = self._shards.keys() - found
             for shard in found & self._shards.keys():
                 self._shards[shard] = now
@@ -118,13 +127,43 @@ class Dimensions:
 
         return is_gone
 
+    def note_stream(self, stream: str) -> None:
+        """Note that an event names a stream."""
+        with self._lock:
+            if stream in self._streams:
+                self._streams[stream] = self._clock.monotonic()
+
+    def gone_streams(self) -> IsGone | None:
+        """Forget the streams that nobody names any more. None: there is none."""
+        now = self._clock.monotonic()
+        with self._lock:
+            old = {
+                stream
+                for stream, named_at in self._streams.items()
+                if now - named_at >= FORGET_STREAM_SECONDS
+            }
+            if not old:
+                return None
+            for stream in old:
+                del self._streams[stream]
+            self._resolved.clear()
+
+        def is_gone(instrument: Instrument, attributes: Attributes) -> bool:
+            del instrument
+            return any(name == STREAM and value in old for name, value in attributes)
+
+        return is_gone
+
     def _bounded(self, name: str, value: str) -> str:
-        known = self._values.get(name)
-        if known is None or value in known:
-            return value
-        if len(known) >= (MAX_SHARDS if name == STREAM else MAX_TEXTS):
-            return OTHER
-        known.add(value)
+        if name == STREAM:
+            if value not in self._streams:
+                if len(self._streams) >= MAX_SHARDS:
+                    return OTHER
+                self._streams[value] = self._clock.monotonic()
+        elif name == CALL and value not in self._calls:
+            if len(self._calls) >= MAX_TEXTS:
+                return OTHER
+            self._calls.add(value)
         return value
 
     def _is_known(self, shard: Attributes) -> bool:
@@ -188,15 +227,18 @@ class MetricsFeed:
 
     def __call__(self, event: Event) -> None:
         """Record the values of one event."""
+        stream = getattr(event, "stream", None)
+        if isinstance(stream, str):
+            self._dimensions.note_stream(stream)
         found = (*observations(event), *self._held.after(event))
         values = self._dimensions.applied(found) if found else []
         if values:
             for exporter in self._exporters:
                 self._try(exporter, lambda one: one.record(values))
         if isinstance(event, LagMeasured):
-            is_gone = self._dimensions.measured(event.millis_behind_latest)
-            if is_gone is not None:
-                self._forget(is_gone)
+            self._forget(self._dimensions.measured(event.millis_behind_latest))
+        if isinstance(event, LagMeasured | CycleFinished):
+            self._forget(self._dimensions.gone_streams())
         if isinstance(event, CycleFinished):
             if self._led and not event.led:
                 self._forget(_is_gauge_of_leader)
@@ -207,7 +249,9 @@ class MetricsFeed:
         for exporter in self._exporters:
             self._try(exporter, lambda one: one.close(seconds))
 
-    def _forget(self, is_gone: IsGone) -> None:
+    def _forget(self, is_gone: IsGone | None) -> None:
+        if is_gone is None:
+            return
         for exporter in self._exporters:
             self._try(exporter, lambda one: one.forget(is_gone))
 

@@ -160,7 +160,7 @@ def test_held_leases_are_counted_through_gain_loss_and_handoff():
         ("DataBytesProcessed", "records.size"),
         ("NumWorkers", "workers"),
         ("RenewLease.Time", "renew_lease.duration"),
-        ("Time", "duration"),
+        ("Time", "time"),
         ("RecordProcessor.processRecords.Time", "record_processor.process_records.duration"),
         ("LeaderDecider:IsLeader", "leader_decider.is_leader"),
         ("GetLease:Error", "get_lease.error"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -11,7 +12,7 @@ from kcl_pipeline import AwsClients, ConsumerSettings, EmbeddedAws, SessionOptio
 from kcl_pipeline import events as ev
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config.metrics import MetricsSettings
-from kcl_pipeline.metrics.exporters.cloudwatch import BATCH_SIZE, CloudWatchExporter
+from kcl_pipeline.metrics.exporters.cloudwatch import CloudWatchExporter
 from kcl_pipeline.metrics.feed import MetricsFeed
 from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
 from kcl_pipeline.testing.clock import VirtualClock
@@ -108,13 +109,35 @@ def test_values_of_one_metric_are_one_statistic_set():
     ]
 
 
-def test_a_call_has_at_most_twenty_metrics():
-    exported = Exported()
-    exported.feed(ev.LagMeasured("w1", {f"shardId-{n}": n for n in range(45)}))
+def test_a_call_carries_a_thousand_metrics():
+    client = Client()
+    client.gate.clear()
+    exported = Exported(client)
+    for operation in range(3):
+        for number in range(800):
+            exported.exporter.record(
+                [INSTRUMENTS[operation].of(1.0, (("ShardId", f"shardId-{number:012d}"),))]
+            )
+    client.gate.set()
     exported.feed.close(WAIT_SECONDS)
-    sizes = [len(call["MetricData"]) for call in exported.client.calls]
-    assert sum(sizes) == 46
-    assert max(sizes) == BATCH_SIZE
+    sizes = [len(call["MetricData"]) for call in client.calls]
+    assert sum(sizes) == 2400
+    assert len(sizes) <= 4, sizes
+    assert max(sizes) <= 1000
+
+
+def test_a_call_with_long_names_stays_below_the_limit_of_cloudwatch():
+    exported = Exported()
+    values = [
+        INSTRUMENTS[0].of(1.0, (("StreamId", f"{number:04d}" + "%" * 1100),))
+        for number in range(900)
+    ]
+    exported.exporter.record(values)
+    exported.feed.close(WAIT_SECONDS)
+    assert sum(len(call["MetricData"]) for call in exported.client.calls) == 900
+    for call in exported.client.calls:
+        encoded = urlencode([(str(n), str(one)) for n, one in enumerate(call["MetricData"])])
+        assert len(encoded) < 1_000_000
 
 
 def test_values_are_sent_when_enough_metrics_wait():

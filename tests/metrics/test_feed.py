@@ -61,6 +61,30 @@ def test_a_forgotten_shard_makes_room(monkeypatch):
     assert shards == ["a", None, "other", None, "b", None]
 
 
+def test_the_series_of_a_stream_that_is_gone_end_and_it_makes_room(monkeypatch):
+    monkeypatch.setattr(feed_module, "MAX_SHARDS", 2)
+    clock, recorder = VirtualClock(), Recorder()
+    feed = MetricsFeed([recorder], MetricsSettings(), clock, lambda _: None)
+
+    def stream_of(event):
+        feed(event)
+        return dict(recorder.values[-2 if isinstance(event, ev.LagMeasured) else -1].attributes)[
+            "StreamId"
+        ]
+
+    assert stream_of(ev.StreamUnavailable("leader", "old", "no")) == "old"
+    assert stream_of(ev.LagMeasured("w1", {"1:read:9:shardId-1": 1})) == "1:read:9"
+    clock.advance(feed_module.FORGET_STREAM_SECONDS / 2)
+    assert stream_of(ev.StreamUnavailable("leader", "new", "no")) == "other", "no room yet"
+    assert stream_of(ev.LagMeasured("w1", {"1:read:9:shardId-1": 1})) == "1:read:9"
+    clock.advance(feed_module.FORGET_STREAM_SECONDS / 2)
+    assert stream_of(ev.LagMeasured("w1", {"1:read:9:shardId-1": 1})) == "1:read:9"
+    assert [dict(one.attributes) for each in recorder.forgotten for one in each] == [
+        {"StreamId": "old"}
+    ]
+    assert stream_of(ev.StreamUnavailable("leader", "new", "no")) == "new"
+
+
 def test_texts_above_the_bound_share_one_series():
     dimensions = Dimensions(MetricsSettings(), VirtualClock())
     calls = set()

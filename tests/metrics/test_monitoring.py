@@ -106,7 +106,7 @@ def test_an_alert_uses_only_series_and_labels_that_are_served_at_level_summary(r
     [
         ("sum(aws_kinesis_client_no_such_total)", "no_such"),
         ('max(aws_kinesis_client_workers{shard="a"})', "shard"),
-        ("sum by (shard) (rate(aws_kinesis_client_duration_milliseconds_count[5m]))", "shard"),
+        ("sum by (shard) (rate(aws_kinesis_client_time_milliseconds_count[5m]))", "shard"),
         ("sum(rate(aws_kinesis_client_success_total[5m] offset 1h)) by (le)", "le"),
         ("1 - max(aws_kinesis_client_workerz)", "workerz"),
     ],

@@ -4,6 +4,7 @@ Values of the same metric are merged into a statistic set. A thread of its own s
 enough metrics wait, and at least once per buffer time.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,14 @@ from kcl_pipeline.events import EventSink, MetricsDropped
 from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation
 
-BATCH_SIZE: Final = 20
-"""Metrics per call of PutMetricData, as in KCL."""
+BATCH_SIZE: Final = 1_000
+"""CloudWatch: metrics per call of PutMetricData. A call has a price, whatever it carries."""
+BATCH_BYTES: Final = 900_000
+"""Estimated size of a call. CloudWatch refuses one of more than 1 MB."""
+_DATUM_BYTES: Final = 450
+_DIMENSION_BYTES: Final = 110
+_BYTES_PER_CHARACTER: Final = 3
+"""A character of a form that is encoded for a URL, the longest encoding of the client."""
 MAX_VALUE: Final = 1024
 """CloudWatch: length of the value of a dimension."""
 
@@ -153,12 +160,26 @@ class CloudWatchExporter(Exporter):
 
     def _take(self) -> list[tuple[Key, Statistics]]:
         with self._lock:
-            keys = list(self._waiting)[:BATCH_SIZE]
+            keys: list[Key] = []
+            left = BATCH_BYTES
+            for key in itertools.islice(self._waiting, BATCH_SIZE):
+                left -= _bytes_of(key)
+                if keys and left < 0:
+                    break
+                keys.append(key)
             return [(key, self._waiting.pop(key)) for key in keys]
 
     def _dropped(self, values: int, reason: str) -> None:
         if values:
             self._events(MetricsDropped(self.name, values, reason))
+
+
+def _bytes_of(key: Key) -> int:
+    """Return an upper bound of the size of a datum in a request."""
+    instrument, attributes = key
+    texts = (instrument.name, instrument.operation, *itertools.chain(*attributes))
+    size = sum(min(len(text), MAX_VALUE) for text in texts) * _BYTES_PER_CHARACTER
+    return size + _DATUM_BYTES + _DIMENSION_BYTES * (len(attributes) + 1)
 
 
 def _printable(text: str) -> str:

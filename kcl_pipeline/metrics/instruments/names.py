@@ -44,12 +44,13 @@ _NOT_IN_PROMETHEUS: Final = re.compile(r"[^a-z0-9_]")
 def otel_name(name: str) -> str:
     """The OpenTelemetry name of a KCL metric.
 
-    Example: `RenewLease.Time` becomes `aws.kinesis.client.renew_lease.duration`.
+    Example: `RenewLease.Time` becomes `aws.kinesis.client.renew_lease.duration`. KCL's metric
+    `Time` is no suffix: it becomes `aws.kinesis.client.time`.
     """
     if name in _SPECIAL:
         return PREFIX + _SPECIAL[name]
     text = name.replace(":", ".")
-    if text == "Time" or text.endswith(".Time"):
+    if text.endswith(".Time"):
         text = text.removesuffix("Time") + "duration"
     text = text.removesuffix(".Count")
     words = ".".join(
