@@ -29,6 +29,7 @@ from kcl_pipeline.aws.configs import (
     dynamodb_config,
     fan_out_config,
     kinesis_config,
+    without_proxy,
 )
 from kcl_pipeline.aws.credentials import botocore_session
 from kcl_pipeline.clock import Clock, SystemClock
@@ -226,13 +227,16 @@ class AwsClients:
                 http2.close()
 
     def _client(self, service: Any, config: Config) -> Any:
-        return self._get_session().client(
-            service,
-            endpoint_url=self.options.endpoint_url,
-            use_ssl=self.options.use_ssl,
-            verify=self.options.verify,
-            config=config,
-        )
+        def make(config: Config) -> Any:
+            return self._get_session().client(
+                service,
+                endpoint_url=self.options.endpoint_url,
+                use_ssl=self.options.use_ssl,
+                verify=self.options.verify,
+                config=config,
+            )
+
+        return without_proxy(make, config)
 
     def _get_session(self) -> boto3.Session:
         if self._session is None:

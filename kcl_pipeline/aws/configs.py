@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from botocore.config import Config
 
@@ -21,6 +24,8 @@ SPARE_CONNECTIONS: Final = 4
 LEADER_THREADS: Final = 8
 LEADER_CONNECTIONS: Final = LEADER_THREADS + SPARE_CONNECTIONS
 SUBSCRIPTION_CONNECTIONS: Final = 256
+
+_Client = TypeVar("_Client", bound=Any)
 
 
 def user_agent(settings: ConsumerSettings) -> str:
@@ -86,3 +91,28 @@ def cloudwatch_config(settings: ConsumerSettings) -> Config:
         read_timeout=CLOUDWATCH_TIMEOUT_SECONDS,
         retries={"total_max_attempts": 2, "mode": "standard"},
     )
+
+
+def without_proxy(make: Callable[[Config], _Client], config: Config) -> _Client:
+    """Create a boto3 client, which uses no proxy if its endpoint is on this host.
+
+    The proxy of `HTTP_PROXY` runs on another host, so it cannot reach 127.0.0.1 of this one. The
+    endpoint is known only afterwards: it may come from the environment or a profile.
+
+    Args:
+        make: Creates the client of a configuration.
+        config: The configuration.
+    """
+    client = make(config)
+    if not _is_loopback(client.meta.endpoint_url):
+        return client
+    client.close()
+    return make(config.merge(Config(proxies={})))
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -126,10 +126,12 @@ def serve(
 
 def create_stream(aws: EmbeddedAws, name: str, shards: int) -> None:
     """Create one stream with the server's API."""
-    import boto3  # noqa: PLC0415 (loaded only when there is a stream to create)
+    # loaded only when there is a stream to create
+    import boto3  # noqa: PLC0415
+    from botocore.config import Config  # noqa: PLC0415
 
     client = boto3.Session("local", "local", region_name=aws.region).client(
-        "kinesis", endpoint_url=aws.endpoint_url
+        "kinesis", endpoint_url=aws.endpoint_url, config=Config(proxies={})
     )
     try:
         client.create_stream(StreamName=name, ShardCount=shards)

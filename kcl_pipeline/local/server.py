@@ -13,6 +13,7 @@ Control paths:
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from types import TracebackType
@@ -33,6 +34,7 @@ from kcl_pipeline.local.http.gate import refused
 from kcl_pipeline.local.http.http1 import HttpServer
 from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.local.moto_http import SERVICES, MotoServices
+from kcl_pipeline.local.no_proxy import no_proxy_variables
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -191,7 +193,8 @@ class EmbeddedAws:
     def environment(self, account: str | None = None) -> dict[str, str]:
         """Return environment variables that direct AWS SDKs and delta-rs to this server.
 
-        They contain dummy credentials.
+        They contain dummy credentials. If this process has a proxy, they exclude this host from
+        it.
 
         Args:
             account: The access key is this account number of 12 digits, so that requests are for
@@ -205,6 +208,7 @@ class EmbeddedAws:
             "AWS_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_ALLOW_HTTP": "true",
+            **no_proxy_variables(os.environ),
         }
 
     # -- requests

@@ -20,6 +20,7 @@ import psutil
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
+from kcl_pipeline.local.no_proxy import no_proxy_variables
 
 
 class StartFailed(KclError):  # noqa: N818 (a sentence for people)
@@ -123,6 +124,7 @@ class Processes:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            **no_proxy_variables(os.environ),
         }
         return url
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import Clock
@@ -143,7 +144,7 @@ class Demo:
         return session.client(
             "kinesis",
             endpoint_url=url,
-            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
+            config=Config(retries={"max_attempts": 5, "mode": "standard"}, proxies={}),
         )
 
     def run(self) -> Comparison:
@@ -313,10 +314,11 @@ class Demo:
         """
         handoffs = workers = 0
         try:
-            runs = self._all_runs() if hasattr(self, "page") else []
-            self._terminate_all(runs)
-            handoffs = round(sum(self.page.sum_of(run.run_id, "run_handoffs") for run in runs))
-            workers = len(runs)
+            if hasattr(self, "page"):
+                runs = self._all_runs()
+                self._terminate_all(runs)
+                handoffs = round(sum(self.page.sum_of(run.run_id, "run_handoffs") for run in runs))
+                workers = len(runs)
         except (OSError, RuntimeError) as error:
             self.say(f"stopping through Dagster failed ({error}); stopping the processes")
         finally:
@@ -366,7 +368,7 @@ def run_demo(
                 while not demo.interrupted.wait(1.0):
                     demo.processes.check()
                     demo.progress(url)
-        except KclError as error:
+        except (KclError, BotoCoreError, ClientError) as error:
             failure = str(error)
             say(f"failed: {failure}")
         finally:
