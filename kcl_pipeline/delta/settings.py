@@ -15,7 +15,7 @@ from kcl_pipeline.arguments import (
     checked_arguments,
 )
 from kcl_pipeline.delta.storage.options import StorageOptions
-from kcl_pipeline.delta.storage.storage import table_root
+from kcl_pipeline.delta.storage.storage import check_path, table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import names_only, without_credentials
 
@@ -29,7 +29,7 @@ def check_address(name: str, uri: str | None) -> None:
     """Refuse an address of a table that contains credentials: errors and logs name addresses.
 
     Raises:
-        SettingsError: It has a user, a password or a query.
+        SettingsError: It has a user, a password or a query, or see `check_path`.
     """
     if uri is None:
         return
@@ -41,6 +41,7 @@ def check_address(name: str, uri: str | None) -> None:
             f"{name}={without_credentials(uri)} contains {what}, which logs would show. Write the "
             "credentials into storage_options."
         )
+    check_path(name, uri)
 
 
 @checked_arguments

@@ -6,6 +6,7 @@ probe of `creates_once`: an object that must not be overwritten gets a unique na
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -17,8 +18,15 @@ import pyarrow as pa
 
 from kcl_pipeline.delta.storage.local import LocalStorage
 from kcl_pipeline.delta.storage.objects import StoredObject
+from kcl_pipeline.settings_errors import wrong
 
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
+"""delta-rs decodes it, the writer of a local file does not."""
+_UNUSABLE: Final = re.compile(r"[\\\[\]|^]")
+"""delta-rs reads a backslash as a slash, and panics at the others."""
+_NOT_IN_URL: Final = re.compile(r"[?#]")
+"""delta-rs ends the path of an URL here."""
 
 
 class Storage(Protocol):
@@ -86,12 +94,43 @@ def is_local(uri: str) -> bool:
 def local_path(uri: str) -> Path:
     """The absolute path of a local URI."""
     path = unquote(re.sub(r"^file:(//)?", "", uri)) if uri.startswith("file:") else uri
-    return Path(path).expanduser().absolute()
+    # `..` is removed by its text, as by delta-rs, so that log and files are in one folder also if a
+    # part of the path is a symbolic link
+    return Path(os.path.normpath(Path(path).expanduser().absolute()))
 
 
 def table_root(uri: str) -> str:
     """Normalize the URI: an absolute path for a local one, without a slash at the end."""
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
+
+
+def check_path(name: str, uri: str) -> None:
+    """Refuse an address that delta-rs and the writers of files understand differently.
+
+    The log would be in one folder and the data files in another, or delta-rs would panic.
+
+    Args:
+        name: Name of the argument.
+        uri: Its value.
+
+    Raises:
+        SettingsError: The address cannot be used.
+    """
+    advice = "Write an address of the characters A-Z a-z 0-9 _ . - = / and the like"
+    try:
+        root = table_root(uri)
+    except RuntimeError as error:  # no home folder
+        raise wrong(name, uri, f"cannot be resolved ({error})", "Write an absolute path") from error
+    found = _ESCAPE.search(root) or _UNUSABLE.search(root)
+    if found is None and not is_local(uri):
+        path = _SCHEME.sub("", root)
+        found = _NOT_IN_URL.search(path)
+        if found is None and not {"", ".", ".."}.isdisjoint(path.split("/")[1:]):
+            problem = "has an empty part, or one of only dots, between slashes"
+            raise wrong(name, uri, problem, "Write each folder once, as in 's3://lake/orders'")
+    if found is not None:
+        problem = f"contains {found.group()}, which delta-rs reads as something else"
+        raise wrong(name, uri, problem, advice)
 
 
 def open_storage(uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
