@@ -14,7 +14,7 @@ from kcl_pipeline.cli.target import AsJson
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.extras import require
-from kcl_pipeline.spark.java import require_java
+from kcl_pipeline.spark.java import require_java, require_user_name
 
 Events = Annotated[int, typer.Option(min=1_000, help="Orders to publish.")]
 PerSecond = Annotated[int, typer.Option(min=100, help="Orders per second.")]
@@ -64,6 +64,7 @@ def _demo(
     from kcl_pipeline.local.demo.run import DemoOptions, run_demo  # noqa: PLC0415 (boto3 only here)
 
     require_java()
+    require_user_name()
     if not all(Path(name).is_file() for name in ("definitions.py", "assets/orders.py")):
         raise SettingsError(
             f"{Path.cwd()} has no definitions.py and assets/orders.py, which the demonstration "

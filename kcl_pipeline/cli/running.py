@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.spark.java import require_java
+from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import WorkerProgress
 
@@ -52,6 +52,7 @@ def runnable(application: str | None, pipeline: str | None) -> KinesisPipeline:
         )
     if found.transform is not None:
         require_java()
+        require_user_name()
     return found
 
 

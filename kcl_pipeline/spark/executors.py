@@ -48,7 +48,8 @@ FETCH_SECONDS: Final = 5.0
 """A task starts no call after this time, because handoffs and stops wait for the job."""
 
 
-_INSTALLED: Final = frozenset({"site-packages", "dist-packages", "kcl_pipeline"})
+_PACKAGE: Final = Path(__file__).parents[1].resolve()
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +226,14 @@ def ship_by_value(function: Callable[..., object] | None) -> None:
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if module is not None and file is not None and not _INSTALLED.intersection(Path(file).parts):
+    if module is not None and file is not None and not _is_installed(Path(file).resolve()):
         # PySpark's copy of cloudpickle has no types
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _is_installed(file: Path) -> bool:
+    # A project of a user may be in a folder that has the name of this package, such as a checkout
+    return file.is_relative_to(_PACKAGE) or not _INSTALLED.isdisjoint(file.parts)
 
 
 def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, ...]]:

@@ -47,7 +47,12 @@ def java_version(command: str | None = None) -> int | None:
         return None
     try:
         result = subprocess.run(  # noqa: S603 (the command is Spark's own java)
-            [command, "-version"], capture_output=True, text=True, timeout=30, check=False
+            [command, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -77,6 +82,30 @@ def require_java() -> int:
             f"Spark needs Java {MINIMUM_JAVA} or newer and {command} is Java {version}: {_HINT}"
         )
     return version
+
+
+def require_user_name() -> None:
+    """Check that the user id of this process has a name, which Hadoop's login needs.
+
+    Its own error is a stack trace with "Invalid UID, could not determine effective user". No
+    variable of the environment replaces the name.
+
+    Raises:
+        SettingsError: The user id has no entry in the user database of this host.
+    """
+    if sys.platform == "win32":
+        return
+    import pwd  # noqa: PLC0415 (POSIX only)
+
+    user_id = os.geteuid()
+    try:
+        pwd.getpwuid(user_id)
+    except KeyError:
+        raise SettingsError(
+            f"the user id {user_id} of this process has no entry in /etc/passwd, and Spark cannot "
+            f"start without a user name: add the user to the image (useradd --uid {user_id} "
+            "worker), run as a user of the image, or write transform_arrow=, which needs no Spark"
+        ) from None
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from kcl_pipeline.delta.errors import cause_of, first_line
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
-from kcl_pipeline.spark.java import require_java
+from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import printable
 
 _LOG: Final = logging.getLogger(__name__)
@@ -86,8 +86,8 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
     its context starts.
 
     Raises:
-        SettingsError: Java is missing or older than 17, or no standalone master listens at the
-            configured address.
+        SettingsError: Java is missing or older than 17, the user id has no name, or no standalone
+            master listens at the configured address.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -127,9 +127,10 @@ def prepare_process() -> None:
     """Prepare this process for a new session.
 
     Raises:
-        SettingsError: Java is missing or older than 17.
+        SettingsError: Java is missing or older than 17, or the user id has no name.
     """
     require_java()
+    require_user_name()
     # Otherwise Spark's Python workers run the first python3 on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

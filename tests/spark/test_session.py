@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from kcl_pipeline.cli.doctor.checks import check_java
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.spark.java import java_version, require_java
-from kcl_pipeline.spark.session import build_session, require_master, session_settings
+from kcl_pipeline.spark.java import java_version, require_java, require_user_name
+from kcl_pipeline.spark.session import (
+    build_session,
+    prepare_process,
+    require_master,
+    session_settings,
+)
 
 
 def test_the_session_has_the_measured_settings_and_is_reused(spark) -> None:
@@ -84,3 +90,20 @@ def test_an_unreachable_master_is_one_sentence_before_a_jvm_starts(
         require_master(master)
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_a_user_id_without_a_name_is_refused_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(user_id: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {user_id}")
+
+    require_user_name()
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    monkeypatch.setattr("pwd.getpwuid", missing)
+    with pytest.raises(SettingsError, match=r"the user id 12345 .*useradd --uid 12345") as caught:
+        prepare_process()
+    assert "\n" not in str(caught.value)
+    found = check_java(needed=True, require=lambda: 21)
+    assert "the user id 12345" in found.text
+    assert "useradd" in found.advice

@@ -17,7 +17,7 @@ from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.tables import CoordinatorStateTable, UnreadableLock, WorkerMetrics
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.spark.java import require_java
+from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ class Snapshot:
 
 
 def check_java(*, needed: bool, require: Callable[[], int] = require_java) -> Finding:
-    """Check the Java version, which only the Spark path needs."""
+    """Check the Java version and the name of the user, which only the Spark path needs."""
     try:
-        return ok("java", f"Java {require()}")
+        version = require()
+        require_user_name()
+        return ok("java", f"Java {version}")
     except SettingsError as error:
         text, _, advice = str(error).partition(": ")
         return (problem if needed else warning)("java", text, advice)
