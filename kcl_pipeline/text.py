@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 SHOWN_CHARACTERS: Final = 200
@@ -24,6 +25,11 @@ def printable(text: str, most: int = SHOWN_CHARACTERS) -> str:
 def counted(count: int, singular: str, plural: str | None = None) -> str:
     """Return the number and the noun: `1 loss`, `0 losses`. Default plural: with an `s`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def in_utc(time: datetime) -> str:
+    """Return a time without a zone as the text of that time in UTC: `2026-11-23T00:00:00Z`."""
+    return f"{time.replace(tzinfo=None).isoformat()}Z"
 
 
 def duration_text(seconds: float) -> str:

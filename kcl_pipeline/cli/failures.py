@@ -39,6 +39,7 @@ class SentenceGroup(TyperGroup):
         """Parse the arguments before the command. An error of the library gets its JSON here."""
         if parent is not None:  # the outer group answers for its sub-commands
             return super().make_context(info_name, args, parent, **extra)
+        show.escape_what_cannot_be_encoded()
         as_json = JSON_OPTION in args  # before the library consumes the list
         try:
             context = super().make_context(info_name, args, parent, **extra)

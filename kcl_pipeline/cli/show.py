@@ -5,7 +5,9 @@ non-printable characters are escaped, so that a value cannot move the cursor, ch
 the terminal or start a new line.
 """
 
+import io
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -66,9 +68,27 @@ def print_table(
         out.print("(none)")
 
 
+def escape_what_cannot_be_encoded() -> None:
+    """Let no character end a command on a terminal that is not UTF-8, as with `LANG=C`.
+
+    Names of streams and workers, and our own sentences, have characters that ASCII does not have.
+    They are shown as escapes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_utf8(stream: Any) -> bool:
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
+
+
 def print_json(value: Any) -> None:
-    """Print indented JSON. Non-printable characters are escaped as in JSON."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    """Print indented JSON. Non-printable characters are escaped as in JSON.
+
+    So are all that are not ASCII, if standard output is not UTF-8.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=not _is_utf8(sys.stdout))
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
     typer.echo(text)

@@ -159,12 +159,18 @@ def test_one_denied_table_is_named_and_the_rest_is_deleted(quiet, server):
     assert quiet.tables() == []
 
 
-def test_deletion_protection_is_shown_and_reported(quiet):
+def test_deletion_protection_is_shown_and_nothing_is_deleted_while_it_is_on(quiet):
     quiet.dynamodb.update_table(TableName=quiet.name, DeletionProtectionEnabled=True)
     assert "(4 rows; its deletion protection is on)" in run("retire", "-a", quiet.name).stdout
-    done = run_json("retire", "-a", quiet.name, "--confirm", quiet.name, code=1)
-    failed = [one["name"] for one in done["parts"] if one["outcome"] == "failed"]
-    assert failed == [quiet.name]
+    before = quiet.tables(), quiet.consumers()
+    refused = run("retire", "-a", quiet.name, "--confirm", quiet.name, code=1).stderr
+    assert f"the deletion protection is on for the tables {quiet.name}; nothing is deleted" in (
+        refused
+    )
+    assert (quiet.tables(), quiet.consumers()) == before
+    assert "paused" not in run("application", "-a", quiet.name).stdout
+    quiet.dynamodb.update_table(TableName=quiet.name, DeletionProtectionEnabled=False)
+    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
 
 
 def test_in_a_shared_table_only_the_rows_are_deleted(quiet):

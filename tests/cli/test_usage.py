@@ -1,5 +1,7 @@
 """What a person may get wrong on the command line, and how it starts."""
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -154,6 +156,32 @@ def test_help_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
     for command in ("local", "leases", "workers", "leader", "plan", "losses", "doctor"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1", "utf-8"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_terminal_that_is_not_utf_8_shows_every_name(fleet, encoding, as_json):
+    owner = "wörker-→"
+    boto3.client("dynamodb").update_item(
+        TableName=fleet.name,
+        Key={"leaseKey": {"S": fleet.keys[0]}},
+        UpdateExpression="SET leaseOwner = :o, checkpointOwner = :o",
+        ExpressionAttributeValues={":o": {"S": owner}},
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = ["leases", "-a", fleet.name, *(["--json"] if as_json else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "kcl_pipeline.cli", *command],
+        capture_output=True,
+        check=False,
+        env=os.environ | plain | {"PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode(encoding)
+    if as_json:
+        assert owner in {one["owner"] for one in json.loads(text)}
+    else:
+        assert owner.encode(encoding, "backslashreplace").decode(encoding) in text
 
 
 def test_session_options_overrule_the_environment(server, monkeypatch):

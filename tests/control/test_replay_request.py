@@ -48,6 +48,7 @@ def test_a_time_is_rounded_up_to_the_milliseconds_of_arrival_times():
         ({"begin": "soon", "in_place": True}, "--from 'soon' is not a time"),
         ({"begin": "10m", "end": "soon", "in_place": True}, "--to 'soon' is not a time"),
         ({"begin": "1970-01-01T00:00:00", "in_place": True}, "no time zone"),
+        ({"begin": "2026-11-23", "in_place": True}, "write 2026-11-23T00:00:00Z for UTC"),
         ({"begin": "1m", "end": "1971-01-01T00:00:00Z", "in_place": True}, "in the future"),
         ({"begin": "1m", "end": "2m", "in_place": True}, "is not before --to 2m"),
     ],

@@ -11,7 +11,7 @@ from kcl_pipeline.control.seek.target import duration_seconds
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.leases.application.replay_record import ReplayRecord
 from kcl_pipeline.leases.attributes import MAX_MILLIS
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import in_utc, printable
 
 _ID: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -118,7 +118,10 @@ def _millis(option: str, text: str, now_seconds: float) -> int:
         except ValueError as error:
             raise SettingsError(f"{option} '{printable(text)}' is not a time; {_FORMS}") from error
         if time.tzinfo is None:
-            raise SettingsError(f"{option} {text} has no time zone; write {text}Z for UTC")
+            advice = in_utc(time)
+            raise SettingsError(
+                f"{option} {printable(text)} has no time zone; write {advice} for UTC"
+            )
         millis = -((_EPOCH - time) // timedelta(milliseconds=1))
     if not 0 <= millis <= now_seconds * 1000:
         raise SettingsError(

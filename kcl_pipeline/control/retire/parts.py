@@ -45,6 +45,7 @@ class Part:
         detail: What is known about it.
         presence: Whether it still exists.
         delete: Requests the deletion once.
+        is_protected: Whether DynamoDB refuses the deletion, because deletion protection is on.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class Part:
     detail: str
     presence: Callable[[], Presence]
     delete: Callable[[], None]
+    is_protected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class PartFinder:
             _about(found),
             lambda: table.presence(found),
             lambda: table.delete(found),
+            is_protected=found.is_protected and not found.is_shared,
         )
 
     def _announcements(self, recorded_sink: str | None) -> Part | None:

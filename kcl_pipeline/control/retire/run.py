@@ -123,7 +123,8 @@ class Retiring:
             confirm: The name of the application, which the operator has typed.
 
         Raises:
-            SettingsError: `confirm` is another name.
+            SettingsError: `confirm` is another name, or the deletion protection of a table is on.
+                Nothing is deleted.
             ApplicationInUseError: A worker or a leader is alive. Nothing is deleted.
         """
         if confirm != self._app.name:
@@ -132,6 +133,7 @@ class Retiring:
                 f"{self._app.name!r}; nothing is deleted"
             )
         self._refuse_other_layout()
+        _require_unprotected(self._finder.find())
         last, living = self._liveness.living(self._on_wait)
         self._require_dead(living)
         control, is_new = self._pause()
@@ -139,6 +141,7 @@ class Retiring:
         try:
             self._require_dead(changes(last, self._liveness.look()))
             parts = self._finder.find()
+            _require_unprotected(parts)
             results = self._delete_all(parts)
         finally:
             is_changed = any(one.outcome == "deleted" for one in results)
@@ -231,3 +234,16 @@ class Retiring:
             except (ThrottledError, UnavailableError):
                 self._app.clock.sleep(POLL_SECONDS)
         return step()
+
+
+def _require_unprotected(parts: Parts) -> None:
+    """Look before the first deletion: half of an application is worse than all of it."""
+    every = (*parts.first, *(() if parts.last is None else (parts.last,)))
+    names = [part.name for part in every if part.is_protected]
+    if names:
+        tables = ", ".join(printable(name) for name in names)
+        raise SettingsError(
+            f"the deletion protection is on for the tables {tables}; nothing is deleted. Switch it "
+            "off (aws dynamodb update-table --no-deletion-protection-enabled --table-name NAME), "
+            "and run the command again"
+        )

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import in_utc, printable
 
 _AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?(s|min|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
@@ -77,7 +77,8 @@ def seek_target(
     except ValueError as error:
         raise SettingsError(f"--to '{printable(text)}' is not a position; {_WRITE}") from error
     if time.tzinfo is None:
-        raise SettingsError(f"--to {text} has no time zone; write {text}Z for UTC")
+        advice = in_utc(time)
+        raise SettingsError(f"--to {printable(text)} has no time zone; write {advice} for UTC")
     return _at(time.timestamp(), now_seconds)
 
 
