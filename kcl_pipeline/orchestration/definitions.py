@@ -89,6 +89,7 @@ def build_definitions(
         check_limits=CheckLimits() if check_limits is None else check_limits,
     )
     names = Names.of(pipeline, output_key(output_asset_key))
+    names.check_keys(is_derived=output_asset_key is None)
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(pipeline, names, options, pipeline_version(pipeline))
     maintenance = build_maintenance_job(pipeline, names)

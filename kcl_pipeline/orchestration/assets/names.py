@@ -11,6 +11,7 @@ from typing import Final
 from dagster import AssetKey
 
 from kcl_pipeline.arguments import check_texts
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
 from kcl_pipeline.settings_errors import wrong
 
@@ -210,6 +211,37 @@ class Names:
             workers_resource=f"{prefix}_worker_metrics_table",
             coordinator_resource=f"{prefix}_coordinator_state_table",
         )
+
+    def check_keys(self, *, is_derived: bool) -> None:
+        """Check that no two assets of the pipeline have one key.
+
+        Args:
+            is_derived: Whether the key of the output is derived, and not given.
+
+        Raises:
+            SettingsError: Two have. Dagster would report a dependency of an asset on itself, or
+                merge them without a word.
+        """
+        tables = {
+            self.lease_table: "the lease table",
+            self.worker_metrics_table: "the worker-metrics table",
+            self.coordinator_state_table: "the coordinator-state table",
+        }
+        streams = dict.fromkeys(self.streams_keys, "a stream")
+        if self.selects_streams:
+            streams[self.selected_streams] = "the selected streams"
+        for key in tables.keys() & streams.keys():
+            raise SettingsError(
+                f"the application {self.application!r} has a stream and {tables[key]} with the "
+                f"asset key {key.to_user_string()}. Write another name of the pipeline."
+            )
+        other = (tables | streams).get(self.output)
+        if other is not None:
+            how = "derived from the address of the table" if is_derived else "output_asset_key"
+            raise SettingsError(
+                f"the asset key {self.output.to_user_string()} of the output ({how}) is that of "
+                f"{other}. Write another output_asset_key, such as ['lake', 'events']."
+            )
 
     @property
     def worker_run_tags(self) -> dict[str, str]:

@@ -1,0 +1,78 @@
+"""Asset keys that two assets of one pipeline would share."""
+
+from __future__ import annotations
+
+import re
+
+import dagster as dg
+import pytest
+
+from kcl_pipeline import DeltaSink, KinesisPipeline, StreamSelector
+from kcl_pipeline.errors import SettingsError
+
+
+def pipeline(name="orders", streams=("a",), uri="lake/events"):
+    def unchanged(table):
+        return table
+
+    return KinesisPipeline(
+        name=name, streams=streams, transform_arrow=unchanged, sink=DeltaSink(uri)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "given", "other"),
+    [
+        ({"uri": "lake/lease_table"}, None, "orders/lease_table", "the lease table"),
+        (
+            {"uri": "s3://lake/worker_metrics_table/"},
+            None,
+            "orders/worker_metrics_table",
+            "the worker-metrics table",
+        ),
+        (
+            {"uri": "lake/coordinator_state_table"},
+            None,
+            "orders/coordinator_state_table",
+            "the coordinator-state table",
+        ),
+        (
+            {"streams": StreamSelector(prefix="a-"), "uri": "lake/streams"},
+            None,
+            "orders/streams",
+            "the selected streams",
+        ),
+        ({"name": "kinesis", "uri": "lake/a"}, None, "kinesis/a", "a stream"),
+        ({}, ["kinesis", "a"], "kinesis/a", "a stream"),
+        ({}, "orders/lease_table", "orders/lease_table", "the lease table"),
+    ],
+)
+def test_an_output_with_the_key_of_another_asset_is_refused(arguments, key, given, other):
+    how = "output_asset_key" if key else "derived from the address of the table"
+    sentence = f"the asset key {given} of the output ({how}) is that of {other}. Write another"
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        pipeline(**arguments).definitions(output_asset_key=key)
+
+
+def test_an_application_that_shares_keys_with_its_streams_is_refused():
+    with pytest.raises(SettingsError, match="has a stream and the lease table with the asset key"):
+        pipeline(name="kinesis", streams=("lease_table",)).definitions()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"uri": "lake/streams"},
+        {"name": "kinesis"},
+        {"streams": ("lease_table",)},
+        {"uri": "lake/a"},
+        {"streams": StreamSelector(prefix="a-")},
+    ],
+)
+def test_keys_that_differ_are_loaded(arguments):
+    dg.Definitions.validate_loadable(pipeline(**arguments).definitions())
+
+
+def test_a_given_key_replaces_a_derived_one_that_would_clash():
+    found = pipeline(uri="lake/lease_table").definitions(output_asset_key="lake/events")
+    dg.Definitions.validate_loadable(found)
