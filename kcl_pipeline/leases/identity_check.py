@@ -8,7 +8,6 @@ from typing import Final
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError
-from kcl_pipeline.leases.application.control import NOTHING_WANTED
 from kcl_pipeline.leases.application.identity import (
     ACCEPT_STREAMS,
     ApplicationIdentity,
@@ -29,14 +28,14 @@ def check_application(
     """Refuse a start that does not fit the recorded identity. Writes nothing.
 
     Returns:
-        The record; one with `wanted` if there is none.
+        The record; one with `wanted`, and the requests of an operator, if there is none.
 
     Raises:
         OtherApplicationError: The start does not fit.
     """
     record = coordinator_table.read_application()
     if record is None:
-        return ApplicationRecord(wanted, "")
+        return ApplicationRecord(wanted, "", coordinator_table.read_control())
     successor(name, record.identity, wanted)
     return record
 
@@ -78,7 +77,8 @@ def ensure_application(
         if following.positions and not (record is not None and record.identity.positions):
             following = replace(following, short_names=prefers_short_names())
         if coordinator_table.put_application(following, replacing=record):
-            control = NOTHING_WANTED if record is None else record.control
+            # An operator may have removed an unreadable record of a paused application
+            control = coordinator_table.read_control() if record is None else record.control
             return ApplicationRecord(following, application_text(following), control)
     raise OtherApplicationError(
         f"the identity of the application {name!r} in the table {coordinator_table.name} changed "

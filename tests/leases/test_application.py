@@ -9,7 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.errors import OtherApplicationError, UnavailableError, UnreadableRowError
+from kcl_pipeline.errors import (
+    OtherApplicationError,
+    SettingsError,
+    UnavailableError,
+    UnreadableRowError,
+)
+from kcl_pipeline.leases.application.control import NOTHING_WANTED, Pause
 from kcl_pipeline.leases.application.identity import (
     ApplicationIdentity,
     application_from_text,
@@ -62,9 +68,18 @@ def test_the_first_start_records_what_it_is_on_the_client_version_row(started):
     row = started.rows(started.coordinator)["Migration3.0"]
     assert json.loads(row.pop("kclpApplication")["S"]) == {
         "mode": "single_stream",
-        "streams": [{"arn": ARN + "clicks", "created_millis": 1000}],
+        "kinds": [
+            {
+                "prefix": ARN,
+                "renewed": False,
+                "initial_position": None,
+                "initial_millis": None,
+            }
+        ],
+        "streams": [[0, "clicks", 1000]],
         "sink": "delta:/lake/rows",
         "changing": False,
+        "whole_aggregates": None,
     }
     assert row == before, "what a Java reader reads is untouched"
     assert list(started.rows(started.coordinator)) == ["Migration3.0"], (
@@ -206,9 +221,18 @@ def test_a_new_application_stores_its_positions_in_the_table(started):
     row = started.rows(started.coordinator)["Migration3.0"]
     assert json.loads(row["kclpApplication"]["S"]) == {
         "mode": "single_stream",
-        "streams": [{"arn": ARN + "clicks", "created_millis": 1000}],
+        "kinds": [
+            {
+                "prefix": ARN,
+                "renewed": False,
+                "initial_position": None,
+                "initial_millis": None,
+            }
+        ],
+        "streams": [[0, "clicks", 1000]],
         "sink": "positions:delta:/lake/rows",
         "changing": False,
+        "whole_aggregates": None,
     }
     assert started.coordinator.read_application().identity == IN_TABLE
     assert ensured(started, AS_RECORDED) == IN_TABLE
@@ -255,12 +279,15 @@ def test_positions_in_the_table_are_given_up_by_a_command_only():
         "nonsense",
         '{"mode": "other", "streams": []}',
         '{"mode": "single_stream", "streams": []}',
-        '{"mode": "single_stream", "streams": [{"arn": "a", "created_millis": -1}]}',
-        '{"mode": "single_stream", "streams": [{"arn": "a", "created_millis": 1e300}]}',
-        '{"mode": "single_stream", "streams": [{"arn": "a\\nb"}]}',
+        '{"mode": "single_stream", "kinds": [], "streams": [[0, "a", 1]]}',
+        '{"mode": "single_stream", "kinds": [{"prefix": ""}], "streams": [[-1, "a", 1]]}',
+        '{"mode": "single_stream", "kinds": [{"prefix": ""}], "streams": [[0, "a", -1]]}',
+        '{"mode": "single_stream", "kinds": [{"prefix": ""}], "streams": [[0, "a", 1e300]]}',
+        '{"mode": "single_stream", "kinds": [{"prefix": ""}], "streams": [[0, "a\\nb", null]]}',
+        '{"mode": "single_stream", "kinds": [{"prefix": ""}], "streams": [[0, "a"]]}',
         '{"mode": "multi_stream", "streams": [], "sink": "' + "x" * 5_000 + '"}',
         "[" * 100_000,
-        '{"mode": "multi_stream", "streams": [' + '{"arn": "a"},' * 50_000 + "]}",
+        '{"mode": "multi_stream", "kinds": [], "streams": [' + '[0, "a", 1],' * 50_000 + "]}",
     ],
 )
 def test_a_record_that_cannot_be_read_says_so(text):
@@ -281,6 +308,43 @@ def test_a_record_survives_a_round_trip():
     for identity in (SINGLE, SEVERAL, replace(SINGLE, changing=True), renewed, IN_TABLE, LEADER):
         record = application_from_text(application_text(identity))
         assert (record.identity, record.text) == (identity, application_text(identity))
+
+
+def many_streams(count, name="tenant-{:05d}-events"):
+    streams = tuple(
+        RecordedStream(ARN + name.format(n), 1_700_000_000_123, initial_position="LATEST")
+        for n in range(count)
+    )
+    return ApplicationIdentity("multi_stream", streams, "delta:s3://lake/orders", positions=False)
+
+
+def test_a_record_of_many_streams_stays_readable(started):
+    wanted = many_streams(6_000)
+    assert ensured(started, wanted) == wanted
+    assert started.coordinator.read_application().identity == wanted
+    at_odds = replace(
+        wanted,
+        streams=tuple(
+            replace(one, initial_position=("LATEST", "TRIM_HORIZON")[n % 2])
+            for n, one in enumerate(wanted.streams[:2_000])
+        ),
+    )
+    assert application_from_text(application_text(at_odds)).identity == at_odds
+
+
+def test_a_record_that_a_reader_would_refuse_is_not_written(started):
+    ensured(started, many_streams(2_000))
+    with pytest.raises(SettingsError, match=r"has 9000 streams, and their record has \d+ char"):
+        ensured(started, many_streams(9_000))
+    assert started.coordinator.read_application().identity == many_streams(2_000)
+
+
+def test_a_pause_counts_also_without_a_record(started):
+    pause = Pause("ann", reason="repair")
+    assert started.coordinator.put_pause(pause, replacing=NOTHING_WANTED)
+    assert check_application("app", started.coordinator, SINGLE).control.pause == pause
+    done = ensure_application("app", started.coordinator, started.leases, SINGLE, no_shards)
+    assert done.control.pause == pause
 
 
 def shard(number, keys=WHOLE, begin="100", end=None):

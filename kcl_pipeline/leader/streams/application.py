@@ -84,6 +84,7 @@ class ApplicationGuard:
         """Compare the names with the record, because no stream can be resolved now."""
         record = self._coordinator_table.read_application()
         if record is None:
+            self.control = self._coordinator_table.read_control()
             return
         self.control = record.control
         self._streams.note_record(record.identity)
@@ -101,7 +102,7 @@ class ApplicationGuard:
         found, unavailable = [], []
         for name in self._streams.configured():
             try:
-                found.append(self._streams.look(name))
+                found.append(self._streams.last_seen(name))
             except KclError:  # the phases resolve the same stream and report the error
                 unavailable.append(name)
         return found, unavailable

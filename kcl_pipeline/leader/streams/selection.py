@@ -10,9 +10,14 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.model import STREAM_FORMS, is_stream
 from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.leases.application.identity import MAX_TEXT
 
 ASK_SECONDS: Final = 60.0
 MAX_STREAMS: Final = 10_000
+_CHARACTERS: Final = 20
+"""What the record of the application has of a stream, besides its name."""
+_SPARE: Final = 50_000
+"""Characters of the record for the sink, and for former streams that still have leases."""
 
 SelectStreams = Callable[[], Iterable[str]]
 """Returns the names or ARNs of the streams that the application reads now."""
@@ -34,6 +39,13 @@ def selected_streams(select: SelectStreams) -> tuple[str, ...]:
             raise SettingsError(f"the selection returned {name!r:.200}. Write {STREAM_FORMS}")
     if len(names) > MAX_STREAMS:
         raise SettingsError(f"the selection returned {len(names)} streams, above {MAX_STREAMS}")
+    characters = sum(map(len, names)) + _CHARACTERS * len(names)
+    if characters > MAX_TEXT - _SPARE:
+        raise SettingsError(
+            f"the selection returned {len(names)} streams, more than the record of the application "
+            f"holds: {characters} of {MAX_TEXT - _SPARE} characters. Select fewer streams, and "
+            "write another application for the rest"
+        )
     return names
 
 

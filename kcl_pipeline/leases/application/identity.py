@@ -15,11 +15,15 @@ from typing import Final, Literal
 import msgspec
 
 from kcl_pipeline.config.shard_sync import ShardSyncSettings
-from kcl_pipeline.errors import OtherApplicationError
+from kcl_pipeline.errors import OtherApplicationError, SettingsError, UnreadableRowError
 from kcl_pipeline.leases.application.control import NOTHING_WANTED, Control
 from kcl_pipeline.leases.application.recorded_stream import (
     RecordedStream,
+    StoredStream,
+    StreamKind,
     account_and_name_of_arn,
+    with_kinds,
+    without_kinds,
 )
 from kcl_pipeline.leases.attributes import checked_name, record_of
 from kcl_pipeline.leases.lease.values import Lease
@@ -28,7 +32,9 @@ from kcl_pipeline.shards import Shard, StreamId
 Mode = Literal["single_stream", "multi_stream"]
 
 MAX_TEXT: Final = 300_000
-"""Largest number of characters of the record. A DynamoDB row has at most 400 KB."""
+"""Largest number of characters of the record. Its row also has the losses, a replay and requests of
+an operator, together 100,000 characters, and a DynamoDB row has at most 400 KB.
+"""
 
 MAX_SINK: Final = 4_096
 """Largest number of bytes of the address of a sink (our own limit)."""
@@ -129,6 +135,18 @@ class ApplicationIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """The document of the attribute."""
+
+    mode: Mode
+    kinds: tuple[StreamKind, ...]
+    streams: tuple[StoredStream, ...]
+    sink: str | None = None
+    changing: bool = False
+    whole_aggregates: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ApplicationRecord:
     """An identity that was read. A conditional write compares `text`, the attribute's value.
 
@@ -141,18 +159,29 @@ class ApplicationRecord:
 
 
 def application_text(identity: ApplicationIdentity) -> str:
-    """Return the value of the attribute."""
-    fields = msgspec.to_builtins(identity)
-    prefix = SHORT_POSITIONS if fields.pop("short_names") else POSITIONS
-    if fields.pop("positions") and identity.sink is not None:
-        fields["sink"] = f"{prefix}{identity.sink}"
-    if not fields["whole_aggregates"]:
-        del fields["whole_aggregates"]
-    for stream in fields["streams"]:
-        for name in ("renewed", "initial_position", "initial_millis"):
-            if stream[name] is None or stream[name] is False:
-                del stream[name]
-    return msgspec.json.encode(fields, order="deterministic").decode()
+    """Return the value of the attribute.
+
+    Raises:
+        SettingsError: It has more characters than a reader accepts.
+    """
+    sink = identity.sink
+    if identity.positions and sink is not None:
+        sink = f"{SHORT_POSITIONS if identity.short_names else POSITIONS}{sink}"
+    stored = _Stored(
+        identity.mode,
+        *with_kinds(identity.streams),
+        sink,
+        identity.changing,
+        whole_aggregates=identity.whole_aggregates or None,
+    )
+    text = msgspec.json.encode(stored, order="deterministic").decode()
+    if len(text) > MAX_TEXT:
+        raise SettingsError(
+            f"the application has {len(identity.streams)} streams, and their record has "
+            f"{len(text)} characters, more than {MAX_TEXT}. Write fewer streams, and another "
+            "application for the rest"
+        )
+    return text
 
 
 def application_from_text(text: str) -> ApplicationRecord:
@@ -162,7 +191,21 @@ def application_from_text(text: str) -> ApplicationRecord:
         UnreadableRowError: The value is not an identity.
     """
     advice = "check it and remove it: the next start records it again, if the leases fit"
-    found = record_of(text, ApplicationIdentity, "kclpApplication", MAX_TEXT, advice)
+    stored = record_of(text, _Stored, "kclpApplication", MAX_TEXT, advice)
+    try:
+        streams = without_kinds(stored.kinds, stored.streams)
+        found = ApplicationIdentity(
+            stored.mode,
+            streams,
+            stored.sink,
+            stored.changing,
+            whole_aggregates=stored.whole_aggregates,
+        )
+    except ValueError as error:
+        raise UnreadableRowError(
+            f"the attribute kclpApplication of the row Migration3.0 cannot be read ({error}); "
+            f"{advice}"
+        ) from error
     return ApplicationRecord(_with_protocol(found), text)
 
 

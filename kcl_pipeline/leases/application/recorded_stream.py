@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.config.shard_sync import InitialPosition, ShardSyncSettings
@@ -94,6 +97,66 @@ class RecordedStream:
             return self.arn
         created = datetime.fromtimestamp(self.created_millis / 1000, UTC)
         return f"{self.arn} (created {created.isoformat(timespec='seconds')})"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKind:
+    """What the stored record has once for all streams that share it.
+
+    A stream with its whole ARN and its initial position has 144 characters, so that 2,090 streams
+    would fill the record. With a kind it has about 40.
+
+    Attributes:
+        prefix: What the ARN has before the name.
+        renewed: As in `RecordedStream`, as are the others.
+    """
+
+    prefix: str
+    renewed: bool = False
+    initial_position: InitialPosition | None = None
+    initial_millis: int | None = None
+
+
+StoredStream = tuple[Annotated[int, msgspec.Meta(ge=0)], str, int | None]
+"""Index of the kind, name, and creation time in epoch milliseconds."""
+
+
+def with_kinds(
+    streams: Iterable[RecordedStream],
+) -> tuple[tuple[StreamKind, ...], tuple[StoredStream, ...]]:
+    """Return the kinds of the streams, and the streams in their order."""
+    kinds: dict[StreamKind, int] = {}
+    stored = []
+    for one in streams:
+        prefix = one.arn.removesuffix(one.name)
+        kind = StreamKind(prefix, one.renewed, one.initial_position, one.initial_millis)
+        stored.append((kinds.setdefault(kind, len(kinds)), one.name, one.created_millis))
+    return tuple(kinds), tuple(stored)
+
+
+def without_kinds(
+    kinds: Sequence[StreamKind], streams: Iterable[StoredStream]
+) -> tuple[RecordedStream, ...]:
+    """Return the streams in their order.
+
+    Raises:
+        ValueError: A value is outside its limits.
+    """
+    found = []
+    for index, name, created_millis in streams:
+        if index >= len(kinds):
+            raise ValueError(f"the stream {name!r:.200} has the kind {index} of {len(kinds)}")
+        one = kinds[index]
+        found.append(
+            RecordedStream(
+                f"{one.prefix}{name}",
+                created_millis,
+                one.renewed,
+                one.initial_position,
+                one.initial_millis,
+            )
+        )
+    return tuple(found)
 
 
 class InitialPositions:
