@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kcl_pipeline.clock import Clock, StopSignal
@@ -40,27 +40,38 @@ class Background:
         spawn: Starts a thread.
 
     Attributes:
-        stop: Set to stop all loops.
+        stop: Set to stop all loops, apart from those that run until the others have ended.
     """
 
     def __init__(self, clock: Clock, spawn: Spawn = spawn_thread) -> None:
         self.stop: StopSignal = clock.signal()
+        self._others_ended = clock.signal()
+        self._clock = clock
         self._spawn = spawn
         self._threads: list[Joinable] = []
+        self._last_threads: list[Joinable] = []
         self._failures: list[BaseException] = []
 
-    def start(self, name: str, step: Callable[[], float]) -> None:
-        """Start a loop that calls `step` and then waits the seconds that `step` returned."""
+    def start(self, name: str, step: Callable[[], float], *, is_last: bool = False) -> None:
+        """Start a loop that calls `step` and then waits the seconds that `step` returned.
+
+        Args:
+            name: Name of the thread.
+            step: One step of the loop.
+            is_last: The loop goes on until the other loops have ended, or `join` has waited for
+                them. So leases are renewed while a call of another loop hangs.
+        """
+        stop = self._others_ended if is_last else self.stop
 
         def loop() -> None:
             try:
-                while not self.stop.is_set():
-                    self.stop.wait(max(step(), 0.0))
+                while not stop.is_set():
+                    stop.wait(max(step(), 0.0))
             except BaseException as error:  # noqa: BLE001 (the main thread raises it in check())
                 self._failures.append(error)
                 self.stop.set()
 
-        self._threads.append(self._spawn(name, loop))
+        (self._last_threads if is_last else self._threads).append(self._spawn(name, loop))
 
     def check(self) -> None:
         """Raise the error of a loop that failed, if there is one."""
@@ -68,15 +79,21 @@ class Background:
             raise self._failures[0]
 
     def join(self, seconds: float) -> bool:
-        """Stop all loops and wait up to `seconds` for each.
+        """Stop all loops and wait up to `seconds` for them, then for those that are last.
 
         Returns:
             Whether all have ended.
         """
         self.stop.set()
-        for thread in self._threads:
-            thread.join(seconds)
-        return not any(thread.is_alive() for thread in self._threads)
+        self._join(self._threads, seconds)
+        self._others_ended.set()
+        self._join(self._last_threads, seconds)
+        return not any(thread.is_alive() for thread in (*self._threads, *self._last_threads))
+
+    def _join(self, threads: Sequence[Joinable], seconds: float) -> None:
+        end = self._clock.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(end - self._clock.monotonic(), 0.0))
 
 
 class Due:

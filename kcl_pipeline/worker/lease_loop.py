@@ -27,6 +27,7 @@ from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.usefulness import UselessWatch
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.threads import InFlight
 
 SHARED_ID_SECONDS: Final = 60.0
 """How often a worker reports that another process uses its id."""
@@ -44,9 +45,11 @@ class LeaseLoop:
     """Renew, discover and report, each when it is due. One thread calls `tick`.
 
     `map` runs the calls for single leases, and does not wait for slow ones. No step waits for the
-    lock of a lease: a call that another thread makes for it may hang. In an application that was
-    rolled back to KCL 2.x (`is_2x`), there may be no index and no worker metrics row: leases come
-    from `coordination` only. `no_table` is called when a table is missing.
+    lock of a lease: a call that another thread makes for it may hang. Discovery and metrics are
+    `tasks` that this thread only starts: a query of the index is repeated for up to 15 s while it
+    is throttled, longer than a lease lives. `map_lookups` runs the reads of discovery. In an
+    application that was rolled back to KCL 2.x (`is_2x`), there may be no index and no worker
+    metrics row: leases come from `coordination` only. `no_table` is called when a table is missing.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class LeaseLoop:
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
         *,
+        tasks: InFlight,
+        map_lookups: MapCallable,
         hangs: HangWatch,
         useless: UselessWatch,
         lag: Callable[[], Lag],
@@ -76,6 +81,8 @@ class LeaseLoop:
         self._is_2x = is_2x
         self._source = source
         self._map = map
+        self._tasks = tasks
+        self._map_lookups = map_lookups
         self._stop = stop
         clock, settings = parts.clock, parts.settings
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
@@ -92,8 +99,9 @@ class LeaseLoop:
     def tick(self) -> float:
         """Run the tasks that are due; return the seconds until the next one is due.
 
-        A task that fails does not prevent the others.
+        A task that fails does not prevent the others. After a stop only renewals go on.
         """
+        self._tasks.collect()
         if self._renewal.ready():
             self._run(LeaseTask.RENEWAL, "renewal", lambda: self._leases.renew_all(map=self._map))
             self._map(self._force_handoff, self._leases.overdue_handoffs())
@@ -111,21 +119,33 @@ class LeaseLoop:
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._parts.clock.monotonic()
             if not (self._stop.is_set() or self._is_2x()):
-                self._run(
-                    LeaseTask.DISCOVERY,
-                    "discovery",
-                    lambda: len(self._leases.discover(map=self._map)),
-                )
-        if self._capture.ready():
-            self._reporter.capture()
-        if self._report.ready() and not self._is_2x():
-            self._run(LeaseTask.REPORT, "worker metrics report", self._report_metrics)
+                self._tasks.start(LeaseTask.DISCOVERY, self._discover)
+        captures, reports = self._capture.ready(), self._report.ready() and not self._is_2x()
+        # After a stop the row is deleted, and a late report would write it again
+        if (captures or reports) and not self._stop.is_set():
+            self._tasks.start(
+                LeaseTask.REPORT, lambda: self._measure(captures=captures, reports=reports)
+            )
         return min(
             self._renewal.seconds(),
             self._seconds_until_discovery(),
             self._capture.seconds(),
             self._report.seconds(),
         )
+
+    def _discover(self) -> None:
+        self._run(
+            LeaseTask.DISCOVERY,
+            "discovery",
+            lambda: len(self._leases.discover(map=self._map_lookups)),
+        )
+
+    def _measure(self, *, captures: bool, reports: bool) -> None:
+        """Capture and report in one call, because both use the captured values."""
+        if captures:
+            self._reporter.capture()
+        if reports:
+            self._run(LeaseTask.REPORT, "worker metrics report", self._report_metrics)
 
     def _run(self, task: LeaseTask, what: str, step: Callable[[], int]) -> None:
         """Run a task. An `AwsError` is reported as an event, as by `attempt`.

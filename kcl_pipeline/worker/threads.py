@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Final
 
 from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.events import LeaseTask
 from kcl_pipeline.leases.store import MapCallable, serial_map
 
 SLICES: Final = 4
@@ -105,6 +106,52 @@ class HangingCalls:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+class InFlight:
+    """Run calls that may hang, at most one of each kind, without waiting for them.
+
+    The thread that renews the leases starts them, and must not wait for a throttled query of the
+    index or for the worker-metrics table. One thread uses this object.
+
+    Args:
+        kinds: Number of kinds.
+        parallel: False: calls run at once, on the calling thread.
+    """
+
+    def __init__(self, kinds: int, *, parallel: bool) -> None:
+        self._pool = ThreadPoolExecutor(kinds, "lease-task") if parallel else None
+        self._calls: dict[Hashable, Future[None]] = {}
+
+    def start(self, kind: Hashable, call: Callable[[], None]) -> None:
+        """Start a call, unless one of its kind is running.
+
+        Raises:
+            Exception: An error of an earlier call.
+        """
+        self.collect()
+        if self._pool is None:
+            call()
+        elif kind not in self._calls:
+            self._calls[kind] = self._pool.submit(call)
+
+    def collect(self) -> None:
+        """Forget the calls that have ended.
+
+        Raises:
+            Exception: An error of one of them.
+        """
+        for kind in [kind for kind, future in self._calls.items() if future.done()]:
+            self._calls.pop(kind).result()
+
+    def settle(self, seconds: float) -> None:
+        """Wait at most `seconds` for the calls that run. Their errors are not raised."""
+        wait(self._calls.values(), timeout=seconds)
+
+    def shut_down(self) -> None:
+        """Reject new calls. Running ones are not waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Pools:
     """Thread pools for calls that are independent of each other.
 
@@ -124,6 +171,8 @@ class Pools:
         # thread that processes
         self.map_lookups: MapCallable = partial(self._map, self._lookups)
         self.map_commits: MapCallable = partial(self._map, self._commits)
+        self.lease_tasks = InFlight(len(LeaseTask), parallel=parallel)
+        """Discovery and metrics, which the thread that renews starts."""
         self.prepare = ThreadPoolExecutor(1, "prepare") if parallel else None
         """Prepares a batch while its files are written."""
 
@@ -146,6 +195,7 @@ class Pools:
     def shut_down(self) -> None:
         """Reject new calls and cancel waiting ones. Running calls are not waited for."""
         self._renewals.shut_down()
+        self.lease_tasks.shut_down()
         for pool in (self._lookups, self._commits, self.prepare):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)

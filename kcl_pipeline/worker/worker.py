@@ -139,6 +139,8 @@ class Worker:
             self.source,
             partial(self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000),
             self._stop,
+            tasks=self._pools.lease_tasks,
+            map_lookups=lookups,
             hangs=self.hangs,
             useless=self.useless,
             lag=self.lag,
@@ -270,7 +272,7 @@ class Worker:
         self._stop.signal = stop
         try:
             self.start_up(stop)
-            background.start("leases", self.lease_tick)
+            background.start("leases", self.lease_tick, is_last=True)
             for number in range(self.source.fetch_threads):
                 background.start(f"fetch-{number}", self.fetch_tick)
             background.start("leader", self.lead_tick)
@@ -390,6 +392,8 @@ class Worker:
     def shut_down(self, background: Background, reason: StopReason) -> None:
         """Stop the threads, release leases and lock, and delete the worker's row."""
         background.join(JOIN_SECONDS)
+        # A report that lands after the row is deleted would write it again
+        self._pools.lease_tasks.settle(JOIN_SECONDS)
         if reason is StopReason.HUNG:
             self._stop.set()
         self._leaving.leave(hung=reason is StopReason.HUNG)

@@ -158,5 +158,5 @@ def _renamed(one):
     return (
         [_renamed(part) for part in one]
         if isinstance(one, list)
-        else str(one).replace("stream/orders", "stream/others")
+        else str(one).replace('"orders"', '"others"').replace("stream/orders", "stream/others")
     )

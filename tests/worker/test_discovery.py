@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import BatchCommitted
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import LATEST
@@ -148,6 +149,10 @@ def test_many_leases_are_read_side_by_side(way):
         world.worker.lease_tick() if way == "index" else world.worker.leases.recover(
             map=world.worker._pools.map_lookups
         )
+    clock = SystemClock()
+    end = clock.monotonic() + 20
+    while len(world.worker.leases.held()) < 8 and clock.monotonic() < end:
+        clock.sleep(0.01)
     assert len(world.worker.leases.held()) == 8
 
 

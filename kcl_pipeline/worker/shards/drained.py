@@ -22,6 +22,21 @@ LOOK_SECONDS: Final = 5.0
 """Time between two descriptions of a stream that may be deleted."""
 
 
+AccountAndName = tuple[str | None, str]
+
+
+def by_name(leases: Iterable[Lease]) -> dict[AccountAndName | None, list[Lease]]:
+    """Return the leases by account and name of their stream; None: their keys have no stream."""
+    names: dict[str | None, AccountAndName | None] = {None: None}
+    found: dict[AccountAndName | None, list[Lease]] = {}
+    for lease in leases:
+        if lease.stream is not None and lease.stream not in names:
+            stream = StreamId.parse(lease.stream)
+            names[lease.stream] = stream.account, stream.name
+        found.setdefault(names[lease.stream], []).append(lease)
+    return found
+
+
 class DrainedStream:
     """One stream of the start of a drain. Another one that has its name later is not waited for.
 
@@ -51,6 +66,12 @@ class DrainedStream:
         self._listed: tuple[Shard, ...] | None = None
         self._unread: dict[str, tuple[Lease, Position | None]] = {}
         self._reported: set[str] = set()
+
+    @property
+    def name_of_leases(self) -> AccountAndName | None:
+        """The key of the leases of this stream, and of later ones of its name, in `by_name`."""
+        stream = self._stream
+        return None if stream.creation_epoch is None else (stream.account, stream.name)
 
     def owns(self, lease: Lease) -> bool:
         """Return whether the lease is of this stream, and not of another one of its name."""
@@ -113,7 +134,7 @@ class DrainedStream:
         The stream is described only if `is_in_doubt`.
 
         Args:
-            leases: All leases in the table.
+            leases: All leases in the table that may be of a stream of this name.
             is_in_doubt: Whether a step of an unread shard has failed, or a lease is missing.
         """
         if not self.is_deleted:

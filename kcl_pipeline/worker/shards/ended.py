@@ -17,6 +17,7 @@ from kcl_pipeline.events import AwsTrouble, LeaseDeleted
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
+from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
@@ -84,7 +85,8 @@ class EndedLeases:
             self._leases.drop(consumer.held, str(error))
             return False
         except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
-            self._parts.events(AwsTrouble(f"deletion of {consumer.lease_key}", str(error)))
+            what = f"deletion of {consumer.lease_key}"
+            self._parts.events(AwsTrouble(what, described(error, what)))
             return False
         self._parts.events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
         return True

@@ -15,6 +15,7 @@ from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import ChildShard
+from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -154,7 +155,8 @@ class Lifecycle:
             except LeaseLostError as error:
                 self._leases.drop(consumer.held, str(error))
             except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
-                self._parts.events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
+                what = f"{consumer.state} {consumer.lease_key}"
+                self._parts.events(AwsTrouble(what, described(error, what)))
                 consumer.step_failed(error, now, self._backoff_seconds)
                 if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                     # The reported children may have been wrong. Reading again reports them anew.

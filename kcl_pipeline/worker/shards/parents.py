@@ -157,11 +157,17 @@ class ParentCheck:
             AwsError: The stream or the table could not be read, or the stream was replaced.
         """
         listed = self._listed(consumer.stream)
-        without_row = [shard_id]
+        children_of: dict[str, list[str]] = {}
+        for shard in listed:
+            for parent in shard.parents:
+                children_of.setdefault(parent, []).append(shard.shard_id)
+        without_row, seen = [shard_id], {shard_id}
         while without_row:
-            parent = without_row.pop()
-            children = [shard.shard_id for shard in listed if parent in shard.parents]
+            children = children_of.get(without_row.pop(), [])
             for child in children:
+                if child in seen:  # the child of a merge
+                    continue
+                seen.add(child)
                 row = self._parts.lease_table.get(consumer.held.lease.key_of_sibling(child))
                 if row is None:
                     without_row.append(child)

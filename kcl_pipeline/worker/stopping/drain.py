@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from kcl_pipeline.background import Due
@@ -30,7 +30,7 @@ from kcl_pipeline.text import counted
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.pauses import Pause
-from kcl_pipeline.worker.shards.drained import DrainedStream
+from kcl_pipeline.worker.shards.drained import DrainedStream, by_name
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 from kcl_pipeline.worker.summary import owners_text
@@ -140,19 +140,19 @@ class DrainWatch:
         if leases is None:
             return False
         self._note_renewals(leases)
+        # A stream is compared with the leases of its name only: there may be thousands of both
+        groups = by_name(leases)
+        of_name = [(stream, groups.get(stream.name_of_leases, ())) for stream in self._streams]
         # Each stream notes its leases, also if an earlier one is waited for.
-        finished = [self._is_finished(stream, leases) for stream in self._streams]
+        finished = [self._is_finished(stream, found) for stream, found in of_name]
         is_done = all(finished)
-        self._note_elsewhere(leases, is_done=is_done)
+        owned = [one for stream, found in of_name for one in found if stream.owns(one)]
+        self._note_elsewhere(owned, is_done=is_done)
         return is_done
 
-    def _note_elsewhere(self, leases: tuple[Lease, ...], *, is_done: bool) -> None:
+    def _note_elsewhere(self, owned: Iterable[Lease], *, is_done: bool) -> None:
         """Note what other workers own, and emit it at the start and at the end."""
-        unfinished = [
-            lease
-            for lease in leases
-            if not lease.ended and any(stream.owns(lease) for stream in self._streams)
-        ]
+        unfinished = [lease for lease in owned if not lease.ended]
         found = Counter(
             lease.actual_owner
             for lease in unfinished
@@ -211,7 +211,7 @@ class DrainWatch:
                 return error
         return None
 
-    def _is_finished(self, stream: DrainedStream, leases: tuple[Lease, ...]) -> bool:
+    def _is_finished(self, stream: DrainedStream, leases: Sequence[Lease]) -> bool:
         own = [lease for lease in leases if stream.owns(lease)]
         unsettled = [lease for lease in own if not self._is_settled(lease)]
         # Another worker that is known to be the owner reads its lease, or the leader assigns it.
@@ -309,18 +309,24 @@ class DrainWatch:
     def _is_given_up(self, lease: Lease) -> bool:
         """Return whether the shard or an ancestor stays paused or fails for good.
 
-        Then the drain ends as failed.
+        Then the drain ends as failed. Each ancestor is looked at once: after many splits and merges
+        there are few of them, and very many ways to them.
         """
-        if lease.lease_key in self._given_up:
-            return True
-        pause = self._paused().get(lease.lease_key)
-        if pause is not None and pause.attempts >= ATTEMPTS:
-            return True
-        parents = (
-            self._lifecycle.consumers.get(lease.key_of_sibling(parent))
-            for parent in lease.parent_shard_ids
-        )
-        return any(self._is_given_up(parent.held.lease) for parent in parents if parent is not None)
+        given_up = {key for key, one in self._paused().items() if one.attempts >= ATTEMPTS}
+        given_up |= self._given_up.keys()
+        if not given_up:
+            return False
+        waiting, seen = [lease], {lease.lease_key}
+        while waiting:
+            current = waiting.pop()
+            if current.lease_key in given_up:
+                return True
+            for parent in current.parent_shard_ids:
+                consumer = self._lifecycle.consumers.get(current.key_of_sibling(parent))
+                if consumer is not None and consumer.lease_key not in seen:
+                    seen.add(consumer.lease_key)
+                    waiting.append(consumer.held.lease)
+        return False
 
     def _is_through(self) -> bool:
         consumers = [

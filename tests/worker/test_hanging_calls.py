@@ -1,0 +1,127 @@
+"""Calls that hang or are throttled beside the renewals: the leases are renewed all the same."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kcl_pipeline.background import Background
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.worker.summary import StopReason
+from tests.support.worker_world import World
+
+WAIT_SECONDS = 30.0
+
+
+def until(condition) -> None:
+    clock = SystemClock()
+    end = clock.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert clock.monotonic() < end
+        clock.sleep(0.005)
+
+
+class Held:
+    """Calls that wait until `end` is set."""
+
+    def __init__(self):
+        self.end, self.entered = threading.Event(), threading.Event()
+
+    def __call__(self, *_):
+        self.entered.set()
+        assert self.end.wait(WAIT_SECONDS)
+
+
+def counters(world):
+    return {one.lease_key: one.counter for one in world.leases.list_leases().leases}
+
+
+def world_with_leases():
+    world = World(shards=2, parallel=True)
+
+    def holds_all():
+        world.worker.lead_tick()
+        world.clock.advance(0.1)
+        world.worker.lease_tick()
+        return len(world.worker.leases.held()) == 2
+
+    until(holds_all)
+    return world
+
+
+@pytest.mark.parametrize("what", ["discovery", "report"])
+def test_a_call_that_hangs_does_not_stop_the_renewals(what):
+    """`d_disc`: a throttled query of the index is repeated for 15 s; a lease lives for 10 s."""
+    world = world_with_leases()
+    hanging = Held()
+
+    def hold(operation, _key):
+        if operation == ("Query" if what == "discovery" else "UpdateItem"):
+            hanging()
+
+    (world.leases if what == "discovery" else world.rows).hook(hold, None)
+    began = counters(world)
+    lives = 3 * world.settings.lease.failover_time_millis / 1000
+    ends = world.clock.monotonic() + lives
+    while world.clock.monotonic() < ends:
+        world.clock.advance(0.05)
+        world.worker.lease_tick()
+    assert hanging.entered.wait(WAIT_SECONDS)
+    assert len(world.worker.leases.held()) == 2, "no lease has expired"
+    assert min(counters(world).values()) >= max(began.values()) + 3
+    hanging.end.set()
+
+
+def test_leases_are_renewed_until_the_other_threads_have_ended():
+    """`d_join`: GetRecords hangs when SIGTERM arrives, and `join` waits for its thread."""
+    background, fetch = Background(SystemClock()), Held()
+    renewals = []
+    background.start("leases", lambda: renewals.append(1) or 0.001, is_last=True)
+    for number in range(4):
+        background.start(f"fetch-{number}", lambda: fetch() or 0.0)
+    assert fetch.entered.wait(WAIT_SECONDS)
+    stopping = threading.Thread(target=background.join, args=(WAIT_SECONDS,))
+    stopping.start()
+    until(background.stop.is_set)
+    before = len(renewals)
+    until(lambda: len(renewals) > before + 10)
+    fetch.end.set()
+    stopping.join(WAIT_SECONDS)
+    assert not stopping.is_alive()
+    after = len(renewals)
+    SystemClock().sleep(0.05)
+    assert len(renewals) == after
+
+
+def test_the_wait_for_threads_that_hang_is_one_wait_for_all():
+    background, fetch = Background(SystemClock()), Held()
+    for number in range(4):
+        background.start(f"fetch-{number}", lambda: fetch() or 0.0)
+    assert fetch.entered.wait(WAIT_SECONDS)
+    clock = SystemClock()
+    began = clock.monotonic()
+    assert not background.join(0.5)
+    assert clock.monotonic() - began < 1.5
+    fetch.end.set()
+
+
+def test_a_report_that_hangs_does_not_write_the_row_again_after_a_stop():
+    world = world_with_leases()
+    hanging = Held()
+    world.rows.hook(lambda operation, _: hanging() if operation == "UpdateItem" else None, None)
+
+    def reports():
+        world.clock.advance(0.5)
+        world.worker.lease_tick()
+        return hanging.entered.is_set()
+
+    until(reports)
+    stopping = threading.Thread(
+        target=world.worker.shut_down, args=(Background(world.clock), StopReason.STOPPED)
+    )
+    stopping.start()
+    hanging.end.set()
+    stopping.join(WAIT_SECONDS)
+    assert not stopping.is_alive()
+    assert world.rows.scan_workers().workers == ()
