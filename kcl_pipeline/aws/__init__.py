@@ -7,6 +7,7 @@ time-outs, retries and the user agent.
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -354,7 +355,14 @@ def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) 
         from kcl_pipeline.kinesis.bounded import BoundedKinesis  # noqa: PLC0415 (likewise)
 
         client = BoundedKinesis
-    return client(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
+    return client(
+        clients.kinesis,
+        settings.retrieval,
+        settings.shard_sync,
+        clock,
+        # Not seeded: processes that are throttled together must not retry together
+        rng=random.SystemRandom(),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
@@ -18,6 +20,12 @@ from kcl_pipeline.planning.cleanup import (
 )
 from kcl_pipeline.shards import Shard, StreamId
 
+DELETION_SECONDS: Final = 2.0
+"""Time of a cycle for deletions of one kind.
+
+A stream of 5,000 shards that was removed takes 25 to 50 s, in which no lease would be assigned.
+"""
+
 
 class Cleaning:
     """Deletes rows that are not needed any more. Deletes are conditional on the row's values."""
@@ -29,7 +37,9 @@ class Cleaning:
         worker_table: WorkerMetricsTable,
         events: EventSink,
         leadership: LeaderElection,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._settings = settings
         self._lease_table = lease_table
         self._worker_table = worker_table
@@ -96,9 +106,10 @@ class Cleaning:
     def _delete_all(
         self, context: CycleContext, deletions: Iterable[tuple[str, Callable[[], object]]]
     ) -> None:
-        """Delete rows one by one. After an error of one, a later cycle tries again."""
+        """Delete rows one by one, for `DELETION_SECONDS`. A later cycle continues."""
+        end = self._clock.monotonic() + DELETION_SECONDS
         for number, (what, delete) in enumerate(deletions):
-            if context.deadline.passed():
+            if context.deadline.passed() or self._clock.monotonic() >= end:
                 return
             self._leadership.keep(number)
             try:

@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 from random import Random, SystemRandom
 
+from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import IncompatibleTableError, KclError, NotFoundError
@@ -20,6 +21,7 @@ from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
+from kcl_pipeline.leader.election.kept import KeptKinesis
 from kcl_pipeline.leader.election.lock import LeaderElection, NotLeadingError
 from kcl_pipeline.leader.election.times import lock_settings
 from kcl_pipeline.leader.liveness.liveness import Liveness
@@ -67,6 +69,7 @@ class LeaderCycle:
         rng: Creates lock versions, which must be unique among all processes. None: the system's
             source of random numbers.
         selection: The streams, if the settings do not name them.
+        spawn: Starts the threads of calls to Kinesis; see `KeptKinesis`.
         leases_per_probe: See `LEASES_PER_PROBE`.
         stored: Asks the table for positions of shards. None: it stores none.
     """
@@ -86,6 +89,7 @@ class LeaderCycle:
         map: Map | None = None,  # noqa: A002 (it replaces the builtin)
         rng: Random | None = None,
         selection: Selection | None = None,
+        spawn: Spawn | None = None,
         leases_per_probe: int = LEASES_PER_PROBE,
         stored: StoredShards | None = None,
     ) -> None:
@@ -107,13 +111,19 @@ class LeaderCycle:
             resume_own_name=resume_own_name,
         )
         self._liveness = Liveness(settings, owner_name)
-        self._streams = streams = Streams(settings, kinesis, clock, events, owner_name, selection)
+        self._is_releasing = False
+        kinesis = KeptKinesis(kinesis, self._election, lambda: self._is_releasing, spawn)
+        self._streams = streams = Streams(
+            settings, kinesis, clock, events, owner_name, selection, rng=rng or SystemRandom()
+        )
         known = (coordinator_table, lease_table, kinesis, streams)
         self._application = ApplicationGuard(settings, *known)
         led = (streams, self._election, streams.asking(stored))
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, *led)
         self._deleted_rows = DeletedRows(lease_table, kinesis, events, *led)
-        self._cleaning = Cleaning(settings, lease_table, worker_table, events, self._election)
+        self._cleaning = Cleaning(
+            settings, lease_table, worker_table, events, self._election, clock
+        )
         self._former = FormerStreams(
             settings, coordinator_table, clock, streams, self._election, self._cleaning
         )
@@ -187,11 +197,17 @@ class LeaderCycle:
     def release(self) -> None:
         """Release the lock, if it is held, after the end of a running cycle.
 
+        A running cycle does not wait for Kinesis any more.
+
         Raises:
             AwsError: A call to the table failed.
         """
-        with self._lock:
-            self._election.release()
+        self._is_releasing = True
+        try:
+            with self._lock:
+                self._election.release()
+        finally:
+            self._is_releasing = False
 
     def _guarded(self, deadline_seconds: float | None) -> CycleReport:
         began = self._clock.monotonic()
@@ -285,14 +301,18 @@ class LeaderCycle:
     def _phases(self, context: CycleContext) -> None:
         if context.age_seconds is not None:
             return
-        # New leases are created before the plan, so that it assigns them. Audit and cleanup are not
-        # urgent and run after it.
+        # The leases of a worker that has stopped are assigned before any call to Kinesis, which may
+        # be throttled for minutes, and before deletions, of which there may be thousands.
+        self._deleted_rows.restore(context)
+        self._requests.assign(context, self._assign)
+        if self._streams.refresh():
+            self._application.check()
         former = former_leases(context.leases.values(), self._streams.known())
         self._cleaning.delete_leases(context, former)
         self._former.clean(context)
         self._sync.start(context)
-        self._deleted_rows.restore(context)
-        self._requests.assign(context, self._assign)
+        if context.created:
+            self._requests.assign(context, self._assign)
         ended = self._liveness.ended_seconds(context.scan_started)
         if context.deadline.passed():
             return

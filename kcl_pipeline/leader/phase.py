@@ -13,6 +13,7 @@ from kcl_pipeline.errors import (
     NotFoundError,
     ShardSyncError,
     StreamReplacedError,
+    ThrottledError,
     UnreadableRowError,
 )
 from kcl_pipeline.leader.lease_map import LeaseMap
@@ -143,7 +144,7 @@ def is_local(error: Exception) -> bool:
 
     Errors of this process (network, permissions for the tables, defects) are not local.
     """
-    if isinstance(error, AccessDeniedError):
+    if isinstance(error, AccessDeniedError | ThrottledError):  # limits are those of the account
         return error.operation in STREAM_OPERATIONS
     return isinstance(error, _LOCAL_ERRORS)
 

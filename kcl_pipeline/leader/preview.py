@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import SystemRandom
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -95,7 +96,7 @@ def preview(
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
         _observe(liveness, found)
-    streams = Streams(settings, kinesis, clock, ignore_events, "preview")
+    streams = Streams(settings, kinesis, clock, ignore_events, "preview", rng=SystemRandom())
     if record is not None:
         streams.note_record(record.identity)
     create, coverage = _missing(settings, found, kinesis, streams)

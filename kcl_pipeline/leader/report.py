@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import CycleFinished, EventSink
 from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leases.application.control import Pause
@@ -14,6 +13,7 @@ from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.planning.state import is_failing, is_valid
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.unexpected import described
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def noted(report: CycleReport, owner_name: str, events: EventSink) -> CycleRepor
 
 
 def error_sentence(error: Exception) -> str:
-    """Return an error in one sentence."""
-    return str(error) if isinstance(error, KclError) else f"{type(error).__name__}: {error}"
+    """Return an error in one sentence. The log has the traceback of an unexpected one."""
+    return described(error, "a leader cycle")
 
 
 def report_of(context: CycleContext, owner_name: str, error: str | None) -> CycleReport:

@@ -31,6 +31,7 @@ from kcl_pipeline.aws import (
     open_tables,
 )
 from kcl_pipeline.aws.configs import LEADER_THREADS
+from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.sink import DeltaSink
@@ -232,7 +233,7 @@ class KinesisPipeline:
             sink_address=sink_address(self.sink),
             stores_positions=isinstance(self.sink, DeltaSink),
             clock=clock,
-            rng=random.Random(self.name),
+            rng=random.SystemRandom(),
             events=events,
             stop=stop,
             select=select_function(self.streams, clients, clock),
@@ -307,6 +308,7 @@ class KinesisPipeline:
             resume_own_name=resume_own_name,
             selection=None if select is None else Selection(select, clock, events),
             map=pool.map,
+            spawn=spawn_thread,
             stored=self.output().stored_shards(),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -102,7 +103,9 @@ class Names:
             model.create_stream("a", 1)
         settings = ConsumerSettings(application_name="app", streams=configured)
         kinesis = TwoAccounts(*models)
-        self.streams = Streams(settings, kinesis, clock, lambda _event: None, "leader")
+        self.streams = Streams(
+            settings, kinesis, clock, lambda _event: None, "leader", rng=Random(1)
+        )
         self.recorded = [RecordedStream(arn(account, "b")) for account in (OWN, OTHER)]
         self.streams.note_record(ApplicationIdentity("multi_stream", tuple(self.recorded)))
         self.streams.for_each(lambda _stream: None, [])

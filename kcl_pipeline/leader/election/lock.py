@@ -22,6 +22,8 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, Unread
 _CYCLES_NOTED: Final = 3
 _CYCLES_PER_LOCK: Final = 4
 UNKNOWN_OWNER: Final = "(unknown: its row cannot be read)"
+_YOUNG: Final = 1 / 16
+"""A heartbeat is young for this part of the duration of the lock."""
 WRITES_AT_ONCE: Final = 64
 """Number of writes between two checks of lock and deadline."""
 
@@ -169,6 +171,23 @@ class LeaderElection:
         """
         if not self.confirm():
             raise NotLeadingError
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat unless the last one is very young. Nothing if the lock is not held.
+
+        Before a call that may last as long as the lock, a heartbeat that is only not due yet would
+        be too old at its end.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+            AwsError: A call to the table failed.
+        """
+        held = self.held
+        if held is None:
+            return
+        age = self._clock.monotonic() - self.confirmed_at
+        if age >= held.lease_duration_millis / 1000 * _YOUNG:
+            self.check()
 
     def proof(self) -> Check:
         """Send a heartbeat of the lock, and return the condition that the lock is still held.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from random import Random
 from typing import Final, TypeGuard
 
 from kcl_pipeline.clock import Clock
@@ -11,6 +13,7 @@ from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
 from kcl_pipeline.errors import (
     STREAM_ERRORS,
     AwsError,
+    KclError,
     NotFoundError,
     StreamReplacedError,
     ThrottledError,
@@ -45,7 +48,8 @@ REPORT_SECONDS: Final = 60.0
 @dataclass(slots=True)
 class _Known:
     stream: StreamId
-    looked_at: float
+    due: float = 0.0
+    wait_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,6 +74,7 @@ class Streams:
         events: Receives `StreamUnavailable`, once a minute for each stream.
         reporter: Owner name of the leader.
         selection: The streams of the application, if the settings do not name them.
+        rng: Spreads the waits of processes that were throttled together.
     """
 
     def __init__(
@@ -80,7 +85,10 @@ class Streams:
         events: EventSink,
         reporter: str,
         selection: Selection | None = None,
+        *,
+        rng: Random,
     ) -> None:
+        self._rng = rng
         self._selection = selection
         self._settings = settings
         self._kinesis = kinesis
@@ -238,6 +246,33 @@ class Streams:
             return stream
         return self._recorded[0].marked(stream)
 
+    def refresh(self) -> bool:
+        """Describe the configured streams that are due; return whether one was created again.
+
+        `for_each` reports the errors.
+        """
+        names = set(self.names())
+        for found in (self._known, self._waits):
+            for name in found.keys() - names:  # a selection may name thousands in its life
+                del found[name]
+        before = {name: one.stream.created_millis for name, one in self._known.items()}
+        for name in self.configured():
+            with suppress(KclError):
+                self.look(name)
+        return any(
+            name in self._known and self._known[name].stream.created_millis != created
+            for name, created in before.items()
+        )
+
+    def last_seen(self, name_or_arn: str) -> StreamId:
+        """Return the stream that had a name when it was described last, without another call.
+
+        Raises:
+            AwsError: It was never described, see `look`.
+        """
+        known = self._known.get(name_or_arn)
+        return self.look(name_or_arn) if known is None else known.stream
+
     def look(self, name_or_arn: str) -> StreamId:
         """Return the stream that has a name now. It is requested from the service now and then.
 
@@ -251,16 +286,21 @@ class Streams:
             error = wait.error
             raise type(error)(str(error), code=error.code, operation=error.operation)
         known = self._known.get(name_or_arn)
-        if known is not None and now - known.looked_at < self._look_seconds():
+        if known is not None and now < known.due:
             return known.stream
         try:
             found = self._kinesis.resolve_stream(
                 name_or_arn, multi_stream=self._settings.is_multi_stream
             )
-        except (ThrottledError, UnavailableError):
+        except (ThrottledError, UnavailableError) as failure:
             if known is None:
+                self._note_failure(name_or_arn, failure)
                 raise
-            known.looked_at = now
+            # From the end of the call, which has waited between its attempts
+            known.wait_seconds = min(
+                max(2 * known.wait_seconds, self._look_seconds()), LONGEST_WAIT_SECONDS
+            )
+            known.due = self._clock.monotonic() + self._spread(known.wait_seconds)
             return known.stream
         except STREAM_ERRORS as failure:
             self._note_failure(name_or_arn, failure)
@@ -269,9 +309,13 @@ class Streams:
             del self._waits[name_or_arn]
         # Creation times only grow. A smaller one is a response about a former stream of this name.
         if known is None or (found.created_millis or 0) >= (known.stream.created_millis or 0):
-            self._known[name_or_arn] = known = _Known(found, now)
-        known.looked_at = now
+            self._known[name_or_arn] = known = _Known(found)
+        known.wait_seconds = 0.0
+        known.due = self._clock.monotonic() + self._look_seconds()
         return known.stream
+
+    def _spread(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(0.5, 1.0)
 
     def _look_seconds(self) -> float:
         return max(LOOK_SECONDS, len(self._known) / LOOKS_PER_SECOND)
@@ -286,7 +330,9 @@ class Streams:
         if now - reported_at >= REPORT_SECONDS:
             reported_at = now
             self._events(StreamUnavailable(self._reporter, name, str(error)))
-        self._waits[name] = _Wait(error, seconds, now + seconds, reported_at)
+        is_throttled = isinstance(error, ThrottledError | UnavailableError)
+        due = now + (self._spread(seconds) if is_throttled else seconds)
+        self._waits[name] = _Wait(error, seconds, due, reported_at)
 
     def forget(self) -> None:
         """Forget all streams. They are resolved again when needed."""

@@ -208,6 +208,7 @@ class ShardSync:
             All shards of the streams that were listed.
         """
         listings: dict[StreamId, tuple[Shard, ...]] = {}
+        self._forget_former()
         time = self._clock.monotonic()
 
         def audit_stream(stream: StreamId) -> None:
@@ -227,6 +228,12 @@ class ShardSync:
 
         self._streams.for_each(audit_stream, context.errors)
         return listings
+
+    def _forget_former(self) -> None:
+        known = set(self._streams.known())
+        for seen in (self._holes, self._unfinished, self._audit_due):
+            for stream in seen.keys() - known:
+                del seen[stream]
 
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         """Return all shards, after checking that the name still belongs to this stream."""
