@@ -222,20 +222,15 @@ class Names:
             SettingsError: Two have. Dagster would report a dependency of an asset on itself, or
                 merge them without a word.
         """
-        tables = {
-            self.lease_table: "the lease table",
-            self.worker_metrics_table: "the worker-metrics table",
-            self.coordinator_state_table: "the coordinator-state table",
-        }
         streams = dict.fromkeys(self.streams_keys, "a stream")
         if self.selects_streams:
             streams[self.selected_streams] = "the selected streams"
-        for key in tables.keys() & streams.keys():
+        if self.fleet in streams:
             raise SettingsError(
-                f"the application {self.application!r} has a stream and {tables[key]} with the "
-                f"asset key {key.to_user_string()}. Write another name of the pipeline."
+                f"the application {self.application!r} has a stream and its fleet with the asset "
+                f"key {self.fleet.to_user_string()}. Write another name of the pipeline."
             )
-        other = (tables | streams).get(self.output)
+        other = "the fleet" if self.output == self.fleet else streams.get(self.output)
         if other is not None:
             how = "derived from the address of the table" if is_derived else "output_asset_key"
             raise SettingsError(

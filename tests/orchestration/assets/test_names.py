@@ -23,19 +23,8 @@ def pipeline(name="orders", streams=("a",), uri="lake/events"):
 @pytest.mark.parametrize(
     ("arguments", "key", "given", "other"),
     [
-        ({"uri": "lake/lease_table"}, None, "orders/lease_table", "the lease table"),
-        (
-            {"uri": "s3://lake/worker_metrics_table/"},
-            None,
-            "orders/worker_metrics_table",
-            "the worker-metrics table",
-        ),
-        (
-            {"uri": "lake/coordinator_state_table"},
-            None,
-            "orders/coordinator_state_table",
-            "the coordinator-state table",
-        ),
+        ({"uri": "lake/fleet"}, None, "orders/fleet", "the fleet"),
+        ({"uri": "s3://lake/fleet/"}, None, "orders/fleet", "the fleet"),
         (
             {"streams": StreamSelector(prefix="a-"), "uri": "lake/streams"},
             None,
@@ -44,7 +33,7 @@ def pipeline(name="orders", streams=("a",), uri="lake/events"):
         ),
         ({"name": "kinesis", "uri": "lake/a"}, None, "kinesis/a", "a stream"),
         ({}, ["kinesis", "a"], "kinesis/a", "a stream"),
-        ({}, "orders/lease_table", "orders/lease_table", "the lease table"),
+        ({}, "orders/fleet", "orders/fleet", "the fleet"),
     ],
 )
 def test_an_output_with_the_key_of_another_asset_is_refused(arguments, key, given, other):
@@ -55,8 +44,8 @@ def test_an_output_with_the_key_of_another_asset_is_refused(arguments, key, give
 
 
 def test_an_application_that_shares_keys_with_its_streams_is_refused():
-    with pytest.raises(SettingsError, match="has a stream and the lease table with the asset key"):
-        pipeline(name="kinesis", streams=("lease_table",)).definitions()
+    with pytest.raises(SettingsError, match="has a stream and its fleet with the asset key"):
+        pipeline(name="kinesis", streams=("fleet",)).definitions()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +53,7 @@ def test_an_application_that_shares_keys_with_its_streams_is_refused():
     [
         {"uri": "lake/streams"},
         {"name": "kinesis"},
-        {"streams": ("lease_table",)},
+        {"streams": ("fleet",)},
         {"uri": "lake/a"},
         {"streams": StreamSelector(prefix="a-")},
     ],
@@ -74,5 +63,5 @@ def test_keys_that_differ_are_loaded(arguments):
 
 
 def test_a_given_key_replaces_a_derived_one_that_would_clash():
-    found = pipeline(uri="lake/lease_table").definitions(output_asset_key="lake/events")
+    found = pipeline(uri="lake/fleet").definitions(output_asset_key="lake/events")
     dg.Definitions.validate_loadable(found)
