@@ -102,7 +102,11 @@ class ApplicationGuard:
         found, unavailable = [], []
         for name in self._streams.configured():
             try:
-                found.append(self._streams.last_seen(name))
+                stream = self._streams.last_seen(name)
             except KclError:  # the phases resolve the same stream and report the error
+                stream = None
+            if stream is None:
                 unavailable.append(name)
+            else:
+                found.append(stream)
         return found, unavailable

@@ -247,7 +247,7 @@ class Streams:
         return self._recorded[0].marked(stream)
 
     def refresh(self) -> bool:
-        """Describe the configured streams that are due; return whether one was created again.
+        """Describe the configured streams that are due; return whether there was one.
 
         `for_each` reports the errors.
         """
@@ -255,23 +255,28 @@ class Streams:
         for found in (self._known, self._waits):
             for name in found.keys() - names:  # a selection may name thousands in its life
                 del found[name]
-        before = {name: one.stream.created_millis for name, one in self._known.items()}
+        now = self._clock.monotonic()
+        due = any(now >= one.due for one in self._known.values())
         for name in self.configured():
             with suppress(KclError):
                 self.look(name)
-        return any(
-            name in self._known and self._known[name].stream.created_millis != created
-            for name, created in before.items()
-        )
+        return due
 
-    def last_seen(self, name_or_arn: str) -> StreamId:
-        """Return the stream that had a name when it was described last, without another call.
+    def last_seen(self, name_or_arn: str) -> StreamId | None:
+        """Return the stream that has a name, without another call if it was described before.
+
+        None: its description is due. Until `refresh` has made it, the stream may be another one.
 
         Raises:
-            AwsError: It was never described, see `look`.
+            AwsError: The last description failed, or there was none, see `look`.
         """
-        known = self._known.get(name_or_arn)
-        return self.look(name_or_arn) if known is None else known.stream
+        known, wait = self._known.get(name_or_arn), self._waits.get(name_or_arn)
+        if known is not None and wait is not None:
+            error = wait.error
+            raise type(error)(str(error), code=error.code, operation=error.operation)
+        if known is None:
+            return self.look(name_or_arn)
+        return known.stream if self._clock.monotonic() < known.due else None
 
     def look(self, name_or_arn: str) -> StreamId:
         """Return the stream that has a name now. It is requested from the service now and then.
