@@ -36,11 +36,7 @@ def numbered(first: int, last: int) -> pa.Table:
             "shard_id": f"shardId-{number % 3:012d}",
             "sequence_number": str(10**37 + number),
             "sub_sequence_number": number % 5,
-            "partition_key": None
-            if number % 11 == 0
-            else f"key-{number % 50}"
-            if number % 7
-            else f"schlüssel-{number}",
+            "partition_key": f"key-{number % 50}" if number % 7 else f"schlüssel-{number}",
             "explicit_hash_key": None if number % 3 else str(2**100 + number),
             "data": json.dumps(
                 {
@@ -120,6 +116,22 @@ def test_a_function_gives_the_same_rows(spark, tmp_path: Path, name: str) -> Non
     assert schemas == [schema, schema]
     assert events == []
     assert writer._arrow._java.mappedBytes() == 0
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_records_without_a_key_have_a_null_key(spark, tmp_path: Path, on: bool) -> None:
+    """A stream that distributes its records itself returns them."""
+    column = GIVEN.schema.get_field_index("partition_key")
+    keys = [None if n % 3 else key for n, key in enumerate(GIVEN.column(column).to_pylist())]
+    keyless = GIVEN.set_column(column, GIVEN.schema.field(column), pa.array(keys, pa.string()))
+    chosen = ("sequence_number", "partition_key", "partition_key IS NULL AS missing")
+    writer = SparkBatchWriter(spark, lambda frame: frame.selectExpr(*chosen), str(tmp_path))
+    with adaptive(spark, on=on):
+        files = writer.write(Batch("b", (), keyless)).files
+    rows = [row for f in files for row in pq.read_table(tmp_path / f.path).to_pylist()]
+    found = {row["sequence_number"]: row["partition_key"] for row in rows}
+    assert found == dict(zip(GIVEN["sequence_number"].to_pylist(), keys, strict=True))
+    assert all(row["missing"] == (row["partition_key"] is None) for row in rows)
 
 
 @pytest.mark.long
