@@ -21,7 +21,8 @@
     ├── RecordsLostError             records have left retention before they were read
     ├── LeaseLostError               another worker owns the lease
     ├── TransformFailedError         the user's transform raised
-    │   └── BrokenTransformError     the transform cannot process any record
+    │   ├── BrokenTransformError     the transform cannot process any record
+    │   └── ResultMismatchError      the columns of its result do not fit the table
     └── SinkError                    the sink failed; the outcome may be unknown
         ├── OtherTableError          the table was replaced or restored to an older state
         ├── TableMismatchError       the table does not fit the batch or the settings
@@ -141,6 +142,14 @@ class TransformFailedError(KclError):
 
 class BrokenTransformError(TransformFailedError):
     """The transform cannot process any record. For example, it does not return a table."""
+
+
+class ResultMismatchError(TransformFailedError):
+    """The columns of the transform's result do not fit the table, whatever their values are.
+
+    If this holds for each record of a batch, its shards pause until the transform or the table is
+    changed. If it holds for some, these become dead letters.
+    """
 
 
 class SinkError(KclError):

@@ -6,7 +6,7 @@ pyarrow writes the same table with about a fifth of the CPU time that Spark's wr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
@@ -16,9 +16,9 @@ import pyarrow as pa
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, write_table
-from kcl_pipeline.delta.schema import partition_misfit, to_delta, untyped
+from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.schema import untyped
 from kcl_pipeline.delta.storage.storage import Storage, open_storage, table_root
-from kcl_pipeline.errors import SinkError
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.transform.arrow import (
     ArrowTransform,
@@ -46,6 +46,7 @@ class ArrowBatchWriter:
         storage: The table's storage. None: it is opened with `storage_options`.
         threads: Threads that write files. None: one per core.
         memory: Counts the result. None: it is not counted.
+        columns: Returns the columns that a result must fit. None: it fits any table.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class ArrowBatchWriter:
         storage: Storage | None = None,
         threads: int | None = None,
         memory: MemoryBudget | None = None,
+        columns: Callable[[], TableColumns] | None = None,
     ) -> None:
         self._transform = transform_arrow
         self._partition_by = tuple(partition_by)
+        self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._storage = storage or open_storage(table_root(table_uri), storage_options)
         self._threads = threads or os.cpu_count() or 1
         self._clock = SystemClock()
@@ -76,10 +79,9 @@ class ArrowBatchWriter:
         if self._transform is not None and not batch.records.num_rows:
             return NOTHING_WRITTEN
         output, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
-        table = to_delta(output)
-        reason = partition_misfit(table.schema, self._partition_by)
-        if reason:
-            raise SinkError(reason)
+        if not output.num_rows:
+            return Written((), None, 0, rejected)
+        table = self._columns().convert(output)
         counting: AbstractContextManager[None] = nullcontext()
         # The records themselves are counted already. A result may share their buffers.
         if self._memory is not None and self._transform is not None:
@@ -89,12 +91,17 @@ class ArrowBatchWriter:
         typed = [
             field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema
         ]
-        schema = pa.schema([*typed, *untyped(output.schema)])
+        schema = pa.schema([*typed, *untyped(output.schema, table.schema)])
         return Written(files, schema, table.num_rows, rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
-        return probe_arrow_transform(self._transform, parts)
+        columns = self._columns()
+        return probe_arrow_transform(
+            self._transform,
+            parts,
+            lambda output: columns.convert(split_rejected(output)[0], alone=True),
+        )
 
     def _files(self, table: pa.Table, folder: str, millis: int) -> tuple[DataFile, ...]:
         """Write a large table in parts of equal length, in parallel.

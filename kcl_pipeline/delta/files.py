@@ -9,10 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +62,12 @@ def partition_value(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dt.datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S.%f" if value.microsecond else "%Y-%m-%d %H:%M:%S")
+        # Spark reads a value without `Z` in the time zone of its session.
+        return (
+            value.isoformat(" ")
+            if value.tzinfo is None
+            else f"{value.astimezone(dt.UTC).replace(tzinfo=None).isoformat()}Z"
+        )
     return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
@@ -104,9 +108,10 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
     Binary columns and sequence numbers get no dictionary, because their values rarely repeat.
     """
     repeating = [
-        field.name
+        path
         for field in table.schema
-        if not pa.types.is_binary(field.type) and field.name != "sequence_number"
+        if field.name != "sequence_number"
+        for path in _paths_with_dictionary(field.name, field.type)
     ]
     row_bytes = max(int(table.nbytes) // max(int(table.num_rows), 1), 1)
     pq.write_table(
@@ -120,6 +125,19 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
         write_batch_size=max(min(_ENCODED_BYTES // row_bytes, _MAX_ENCODED_ROWS), 1),
     )
     return int(into.tell())
+
+
+def _paths_with_dictionary(path: str, kind: pa.DataType) -> list[str]:
+    """The names in Parquet of the values in a column that may repeat. pyarrow knows no others."""
+    if pa.types.is_struct(kind):
+        inner = {f"{path}.{one.name}": one.type for one in kind}
+    elif pa.types.is_list(kind):
+        inner = {f"{path}.list.element": kind.value_type}
+    elif pa.types.is_map(kind):
+        inner = {f"{path}.key_value.key": kind.key_type, f"{path}.key_value.value": kind.item_type}
+    else:
+        return [] if pa.types.is_binary(kind) else [path]
+    return [one for name, type_ in inner.items() for one in _paths_with_dictionary(name, type_)]
 
 
 def write_table(
@@ -150,18 +168,3 @@ def write_table(
             raise SinkError(f"could not write {path}: {first_line(error)}") from error
         files.append(DataFile(path, size, rows.num_rows, values, modified_millis))
     return tuple(files)
-
-
-def values_of_path(path: str, partition_by: Sequence[str]) -> Mapping[str, str | None]:
-    """Parse the partition values in a path that Spark wrote.
-
-    Example: `.../day=2026-01-01/part-0.parquet`. Values are un-escaped; Spark's null folder gives
-    None.
-    """
-    values: dict[str, str | None] = {}
-    for step in path.split("/")[:-1]:
-        name, equals, value = step.partition("=")
-        if equals and (column := unquote(name, "latin-1")) in partition_by:
-            is_null = value == "__HIVE_DEFAULT_PARTITION__"
-            values[column] = None if is_null else unquote(value, "latin-1")
-    return values

@@ -2,19 +2,18 @@
 
 A batch is written with Delta's types (no unsigned integers, no dictionaries, microseconds only), so
 that the file, the log and every reader agree. Tables that are created here allow nulls in every
-column, as those of Spark's writer do.
+column, as those of Spark's writer do. `results` converts the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kcl_pipeline.delta.errors import bounded, first_line
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.delta.errors import bounded
+from kcl_pipeline.errors import TableMismatchError
 
 _MAX_DECIMAL_PRECISION: Final = 38
 """Of the largest decimal of Delta."""
@@ -32,17 +31,39 @@ _SPARK_NAMES: Final = {
     "int8": "tinyint",
     "bool": "boolean",
     "float": "float",
+    "date32[day]": "date",
+    "timestamp[us, tz=UTC]": "timestamp",
+    "timestamp[us]": "timestamp_ntz",
 }
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, without dictionary, runs and extension (see `results`)."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    return kind
+
+
+def is_any_list(kind: pa.DataType) -> bool:
+    """Whether the values are lists, in any of Arrow's layouts."""
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
 
 
 # One branch per Arrow type; a table of predicates would be longer.
 def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
     """The Arrow type that a Delta table uses for `kind`.
 
-    None if Delta has no such type, and for the null type.
+    None if Delta has no such type, and for the null type, also inside of lists and structs.
     """
-    if pa.types.is_dictionary(kind):
-        return delta_type(kind.value_type)
+    kind = plain_type(kind)
     if pa.types.is_unsigned_integer(kind):
         return _UNSIGNED[str(kind)]
     if (
@@ -67,24 +88,29 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
         return pa.timestamp("us", tz="UTC" if kind.tz is not None else None)
     if pa.types.is_date(kind):
         return pa.date32()
-    if pa.types.is_decimal128(kind) or (
-        pa.types.is_decimal(kind) and kind.precision <= _MAX_DECIMAL_PRECISION
-    ):
-        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_decimal(kind):
+        return _decimal(kind)
     if pa.types.is_map(kind):
         key, item = delta_type(kind.key_type), delta_type(kind.item_type)
         return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         element = delta_type(kind.value_type)
         return None if element is None else pa.list_(pa.field("element", element))
     if pa.types.is_struct(kind):
         fields = [(field.name, delta_type(field.type)) for field in kind]
         return (
             None
-            if any(inner is None for _, inner in fields)
+            if not fields or any(inner is None for _, inner in fields)
             else pa.struct([pa.field(name, inner) for name, inner in fields])
         )
     return None
+
+
+def _decimal(kind: pa.DataType) -> pa.DataType | None:
+    """The decimal with the same values whose scale is between 0 and its precision."""
+    scale = max(kind.scale, 0)
+    precision = max(kind.precision - min(kind.scale, 0), scale)
+    return pa.decimal128(precision, scale) if precision <= _MAX_DECIMAL_PRECISION else None
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
@@ -93,7 +119,7 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
     Columns of the null type are left out; see `untyped`.
 
     Raises:
-        SinkError: Delta has no such type, or two column names differ only in case.
+        TableMismatchError: Delta has no such type, or two column names differ only in case.
     """
     fields, unknown = [], []
     for field in schema:
@@ -103,55 +129,36 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
         elif not pa.types.is_null(field.type):
             unknown.append(f"{field.name}: {field.type}")
     if unknown:
-        raise SinkError(
+        raise TableMismatchError(
             "the transform's output has columns that a Delta table cannot hold "
             f"({bounded(', '.join(unknown))}); cast them, to string for example"
         )
     lowered = [field.name.lower() for field in fields]
     twice = sorted({field.name for field in fields if lowered.count(field.name.lower()) > 1})
     if twice:
-        raise SinkError(
+        raise TableMismatchError(
             f"the transform's output has a column twice ({bounded(', '.join(twice))}; "
             "names are compared without case); rename one"
         )
     return pa.schema(fields)
 
 
-def to_delta(table: pa.Table) -> pa.Table:
-    """Convert the table to `delta_schema`.
-
-    Raises:
-        SinkError: A value does not fit, for example an unsigned number above the signed range.
-    """
-    schema = delta_schema(table.schema)
-    columns = [_converted(table.column(field.name), field) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    if column.type == field.type:
-        return column
-    # below a microsecond Delta has nothing
-    lossy = pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)
-    options = pc.CastOptions(target_type=field.type, allow_time_truncate=lossy)
-    try:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        return pc.cast(column, options=options)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SinkError(
-            f"column {field.name} ({column.type}) of the transform's output does not fit "
-            f"{field.type}: {first_line(error)}"
-        ) from error
-
-
-def untyped(schema: pa.Schema) -> list[pa.Field]:
+def untyped(schema: pa.Schema, written: pa.Schema | None = None) -> list[pa.Field]:
     """The columns of the null type, in which every value is null.
 
-    They are written to no file. If the table has the column, readers see null. Otherwise the column
-    cannot be added (see `misfit`).
+    They are written to no file, unless the table has the column, and so its type. Otherwise the
+    column cannot be added (see `misfit`).
+
+    Args:
+        schema: The columns of a result.
+        written: The columns of its files. None: none.
     """
-    return [field for field in schema if pa.types.is_null(field.type)]
+    known = () if written is None else written.names
+    return [
+        pa.field(field.name, pa.null())
+        for field in schema
+        if field.name not in known and pa.types.is_null(plain_type(field.type))
+    ]
 
 
 def untyped_reason(names: Sequence[str]) -> str | None:
@@ -184,13 +191,13 @@ def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
     for name, field in ours.items():
         known = theirs.get(name)
         if known is None:
-            reasons.append(f"{field.name} ({_named(field.type)}) is not in the table")
+            reasons.append(f"{field.name} ({named(field.type)}) is not in the table")
         elif known.name != field.name:
             reasons.append(f"{field.name} is named {known.name} in the table")
         elif delta_type(known.type) != field.type:
             reasons.append(
-                f"{field.name} is {_named(field.type)} in the output and "
-                f"{_named(known.type)} in the table"
+                f"{field.name} is {named(field.type)} in the output and "
+                f"{named(known.type)} in the table"
             )
     reason = untyped_reason([f.name for f in untyped(batch) if f.name.lower() not in theirs])
     reasons += [reason] if reason else []
@@ -231,5 +238,6 @@ def partition_misfit(schema: pa.Schema, partition_by: Sequence[str]) -> str | No
     )
 
 
-def _named(kind: Any) -> str:
+def named(kind: pa.DataType) -> str:
+    """The name of a type in messages: that of SQL, where it has one."""
     return _SPARK_NAMES.get(str(kind), str(kind))

@@ -31,6 +31,7 @@ from kcl_pipeline.delta.commits.combined import AnnouncementStore, Pace, combine
 from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
+from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.table_check import TableCheck
 from kcl_pipeline.errors import SinkError
@@ -85,6 +86,11 @@ class DeltaCommitter:
         """Create the table, or check that the schema fits (`TransactionalSink.ensure_table`)."""
         with self._lock:
             self._check.ensure(schema)
+
+    def columns(self) -> TableColumns:
+        """What the result of a transform must fit (see `TableCheck.columns`)."""
+        with self._lock:
+            return self._check.columns()
 
     def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
         """See `TransactionalSink.txn_versions`."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kcl_pipeline.delta.errors import cause_of, first_line
 from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.schema import (
     delta_schema,
     misfit,
@@ -61,6 +62,22 @@ class TableCheck:
             self._log.create(delta_schema(schema), self._sink.partition_by, properties)
             self._log.refresh()
         self.fit(schema)
+
+    def columns(self) -> TableColumns:
+        """What a result must fit, as of the last read of the log.
+
+        If the table has changed since, `fit` notices it before a commit.
+
+        Raises:
+            SinkError: The log cannot be read.
+        """
+        exists = self._log.version >= 0 or self._log.refresh()
+        return TableColumns(
+            self._log.schema if exists else None,
+            tuple(self._sink.partition_by),
+            self._sink.schema_evolution,
+            self._log.root,
+        )
 
     def start(self) -> bool:
         """Check the store, and the table if it exists, before anything is committed.
@@ -148,8 +165,8 @@ class TableCheck:
             raise self._unwritable(reason)
         self._checked = self._log.metadata_changes
 
-    def fit(self, schema: pa.Schema) -> None:
-        """Check the table, and that a batch of this schema fits.
+    def fit(self, schema: pa.Schema | None) -> None:
+        """Check the table, and that a batch of this schema fits (None: it has no rows).
 
         With `schema_evolution` the batch's new columns are added. The log may then be at a newer
         version.
@@ -160,6 +177,8 @@ class TableCheck:
         """
         self.store()
         self.table()
+        if schema is None:
+            return
         for attempt in range(MAX_ATTEMPTS):
             if self._fitting is not None and self._fitting.equals(schema):
                 return

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kcl_pipeline.batch import BatchWriter, TransactionalSink
+    from kcl_pipeline.delta.results import TableColumns
     from kcl_pipeline.kinesis.ranges import RangeJobs
     from kcl_pipeline.spark.executors import TaskSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
@@ -69,7 +70,9 @@ class PipelineOutput:
             return both, both, None
         committer = DeltaCommitter(sink, self.name, events=events)
         if self.transform is None:
-            writer, range_jobs = self._open_arrow(sink, session_factory, clients, memory)
+            writer, range_jobs = self._open_arrow(
+                sink, committer.columns, session_factory, clients, memory
+            )
             return writer, committer, range_jobs
         from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
 
@@ -82,6 +85,7 @@ class PipelineOutput:
             sink.storage_options,
             events,
             memory,
+            committer.columns,
         )
         if not self.executors_fetch(session.sparkContext.master or ""):
             frames.prepare()
@@ -101,13 +105,14 @@ class PipelineOutput:
     def _open_arrow(
         self,
         sink: DeltaSink,
+        columns: Callable[[], TableColumns],
         session_factory: SessionFactory | None,
         clients: AwsClients,
         memory: MemoryBudget | None,
     ) -> tuple[BatchWriter, RangeJobs | None]:
         """Return the writer of the Arrow path, and the jobs of executors that fetch."""
         table = (sink.uri, sink.partition_by, sink.storage_options)
-        writer = ArrowBatchWriter(self.transform_arrow, *table, memory=memory)
+        writer = ArrowBatchWriter(self.transform_arrow, *table, memory=memory, columns=columns)
         if not self.executors_fetch(self.spark_config.get("spark.master", "local[*]")):
             return writer, None
         # it needs pyspark
@@ -116,7 +121,7 @@ class PipelineOutput:
         session = self._session(session_factory)
         ship_by_value(self.transform_arrow)
         return writer, ArrowRangeJobs(
-            session, self.task_source(clients), self.transform_arrow, *table
+            session, self.task_source(clients), self.transform_arrow, *table, columns
         )
 
     @property

@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.files import batch_folder, unique_name
+from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError, TransformFailedError
@@ -80,9 +81,11 @@ class ArrowRangeJobs:
         table_uri: str,
         partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
+        columns: Callable[[], TableColumns] | None = None,
     ) -> None:
         self._context = session.sparkContext
         self._source = source
+        self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._open_writer = partial(
             _task_writer,
             transform_arrow,
@@ -94,9 +97,8 @@ class ArrowRangeJobs:
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
         """See `RangeJobs.run`."""
         groups = spread(fetches, self._context.defaultParallelism)
-        task = partial(
-            _arrow_task, self._source, self._open_writer, batch_id, batch_folder(batch_id)
-        )
+        open_writer = partial(self._open_writer, self._columns())
+        task = partial(_arrow_task, self._source, open_writer, batch_id, batch_folder(batch_id))
         try:
             outcomes = self._context.parallelize(groups, len(groups)).map(task).collect()
         except Exception as error:
@@ -116,10 +118,13 @@ def _task_writer(
     uri: str,
     partition_by: tuple[str, ...],
     storage_options: StorageOptions,
+    columns: TableColumns,
 ) -> ArrowBatchWriter:
     storage = table_storage(uri, storage_options)
     # One thread: the other cores run the other tasks.
-    return ArrowBatchWriter(transform, uri, partition_by, storage=storage, threads=1)
+    return ArrowBatchWriter(
+        transform, uri, partition_by, storage=storage, threads=1, columns=lambda: columns
+    )
 
 
 def _arrow_task(
@@ -248,9 +253,11 @@ def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> Ranges
     It is a failure if the tables differ in more than nullability. Tables without rows are not
     compared.
     """
+    rejected = [part.rejected for part in parts if part.rejected is not None]
+    all_rejected = pa.concat_tables(rejected) if rejected else None
     with_schema = [(part, part.schema) for part in parts if part.schema is not None]
     if not with_schema:
-        return RangesWritten(shards, NOTHING_WRITTEN)
+        return RangesWritten(shards, replace(NOTHING_WRITTEN, rejected=all_rejected))
     schemas = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
     schema: pa.Schema = schemas[0]
     for other in schemas[1:]:
@@ -263,14 +270,13 @@ def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> Ranges
                 f"{other.names}, or different types",
             )
         schema = both
-    rejected = [part.rejected for part in parts if part.rejected is not None]
     return RangesWritten(
         shards,
         Written(
             tuple(file for part in parts for file in part.files),
             schema,
             sum(part.rows for part in parts),
-            pa.concat_tables(rejected) if rejected else None,
+            all_rejected,
         ),
     )
 

@@ -1,8 +1,7 @@
-"""Write files in Spark tasks with pyarrow instead of Spark's Parquet writer.
+"""Write or check a result in Spark tasks with pyarrow.
 
-This takes less CPU time than Spark's writer. For object stores Spark's writer needs jars that are
-not in its distribution. For an output with rejected rows, one evaluation gives both the files and
-the rejected rows.
+This takes less CPU time than Spark's writer, and needs no jars for object stores. One evaluation
+gives the files and the rejected rows.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_pipeline.batch import REJECTED_SCHEMA, DataFile
 from kcl_pipeline.delta.files import write_table
-from kcl_pipeline.delta.schema import to_delta
+from kcl_pipeline.delta.results import TableColumns, failed_result
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark.task_process import settle, table_storage
 from kcl_pipeline.transform.rejected import split_rejected
@@ -37,8 +36,28 @@ _PIECE_BYTES: Final = 128 * 1024 * 1024
 """A task with more rows writes several files, so that its memory is limited."""
 
 
-class UnwritableResultError(TransformFailedError):
-    """Python cannot write a value of the result. Spark's Parquet writer may be able to."""
+class ResultCheck:
+    """Check in a task that the table can hold its rows. Writes nothing."""
+
+    def __init__(self, columns: TableColumns) -> None:
+        self._columns = columns
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return no rows.
+
+        Raises:
+            TransformFailedError: The table cannot hold a value.
+        """
+        failure: TransformFailedError | None = None
+        # All rows are read: Spark does not use the process again if rows are left.
+        for piece in in_pieces(batches):
+            try:
+                self._columns.convert(split_rejected(piece)[0], alone=True)
+            except TransformFailedError as error:
+                failure = failure or error
+        if failure is not None:
+            raise TransformFailedError(failure.detail)
+        yield from ()
 
 
 class FileTask:
@@ -49,22 +68,22 @@ class FileTask:
         root: str,
         options: dict[str, str],
         folder: str,
-        partition_by: tuple[str, ...],
+        columns: TableColumns,
         modified_millis: int,
     ) -> None:
         self._root, self._options, self._folder = root, options, folder
-        self._partition_by, self._modified_millis = partition_by, modified_millis
+        self._columns, self._modified_millis = columns, modified_millis
 
     def run_on(self, frame: DataFrame) -> tuple[tuple[DataFile, ...], pa.Table | None]:
         """Run the job. Returns the files and the rejected rows (`REJECTED_SCHEMA`) or None.
 
         Raises:
-            UnwritableResultError: Files of other tasks may exist.
+            TransformFailedError: The table cannot hold a value. Files of other tasks may exist.
         """
         reports = frame.mapInArrow(self, from_arrow_schema(_REPORT)).collect()
         for row in reports:
             if row.path == "":
-                raise UnwritableResultError(row.partition_values)
+                raise failed_result(row.partition_values)
         millis = self._modified_millis
         files = [
             DataFile(one.path, one.size, one.rows, json.loads(one.partition_values), millis)
@@ -80,13 +99,14 @@ class FileTask:
         context = TaskContext.get()
         part = f"part-{context.partitionId():05d}-{context.taskAttemptId()}" if context else "part"
         for number, piece in enumerate(in_pieces(batches)):
-            kept, rejected = split_rejected(piece)
             try:
+                kept, rejected = split_rejected(piece)
                 yield from _reported(self._write(kept, f"{part}-{number}"))
-            except UnicodeDecodeError as error:  # in a partition value
+            except TransformFailedError as error:
+                # Not raised, because Spark would repeat the task.
                 for _ in batches:  # Spark does not use the process again if rows are left
                     pass
-                yield from _reported(_file_rows([("", 0, 0, str(error))]))
+                yield from _reported(_file_rows([("", 0, 0, error.detail)]))
                 return
             if rejected is not None:
                 yield from _reported(rejected)
@@ -98,8 +118,8 @@ class FileTask:
             for file in write_table(
                 table_storage(self._root, self._options),
                 self._folder,
-                to_delta(rows),
-                self._partition_by,
+                self._columns.convert(rows),
+                self._columns.partition_by,
                 modified_millis=self._modified_millis,
                 part=part,
             )

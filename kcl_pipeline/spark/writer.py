@@ -1,10 +1,9 @@
 """Write batches on the Spark path: apply the user's DataFrame function and write Parquet files.
 
 On this machine, the result comes back as Arrow columns in memory (`arrow_memory.results`), and the
-writer of the Arrow path writes the files. When executors fetch, and for object stores, the tasks
-write the files (`mapInArrow`, pyarrow and the table's storage client), and only names and sizes
-return to the driver. Other results need Spark's Parquet writer, which needs jars for object stores
-that are not in its distribution.
+writer of the Arrow path writes the files. Otherwise, as on a cluster, the tasks write the files
+(`mapInArrow`, pyarrow and the table's storage client), and only names and sizes return to the
+driver. So executors need this package.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.files import batch_folder, values_of_path, write_table
-from kcl_pipeline.delta.schema import delta_schema, partition_misfit, to_delta, untyped
+from kcl_pipeline.delta.files import batch_folder, write_table
+from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.schema import untyped
 from kcl_pipeline.delta.storage.storage import is_local, open_storage, table_root
-from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
+from kcl_pipeline.errors import BrokenTransformError, KclError, ResultMismatchError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.classes import can_share_memory
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults, Pieces
-from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
+from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
-from kcl_pipeline.spark.file_tasks import FileTask, UnwritableResultError
+from kcl_pipeline.spark.file_tasks import FileTask, ResultCheck
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns, split_rejected
 
@@ -68,6 +67,7 @@ class SparkBatchWriter:
         storage_options: Options of delta-rs for the table's store.
         events: Receives `ArrowMemorySkipped`.
         memory: Counts the records and results that are passed in memory. None: up to 512 MiB.
+        columns: Returns the columns that a result must fit. None: it fits any table.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class SparkBatchWriter:
         storage_options: Mapping[str, str] | None = None,
         events: EventSink = ignore_events,
         memory: MemoryBudget | None = None,
+        columns: Callable[[], TableColumns] | None = None,
     ) -> None:
         self._session = session
         self._memory = memory or MemoryBudget(_MEMORY_BYTES)
@@ -88,11 +89,9 @@ class SparkBatchWriter:
         self._root = table_root(table_uri)
         self._options = dict(storage_options or {})
         self._storage = open_storage(self._root, self._options)
-        self._partition_by = tuple(partition_by)
+        self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._clock = SystemClock()
-        self._probe = SparkProbe(
-            session, lambda frame, records: transformed(frame, transform, records)
-        )
+        self._probe = SparkProbe(session, self._checked)
 
     def prepare(self) -> None:
         """Load the Java classes that pass batches to Spark, before the first batch needs them."""
@@ -126,26 +125,11 @@ class SparkBatchWriter:
             parts: Most files; None for one per partition.
         """
         output = transformed(frame, self._transform, records)
-        given = arrow_schema(output.schema)
-        marked = rejected_columns(given)
-        dropped = marked.dropped if marked else ()
-        for_table = pa.schema([field for field in given if field.name not in dropped])
-        schema = pa.schema(
-            [
-                field.with_nullable(for_table.field(field.name).nullable)
-                for field in delta_schema(for_table)
-            ]
-        )
-        reason = partition_misfit(schema, self._partition_by)
-        if reason:
-            raise SinkError(reason)
-        columns = list(dict.fromkeys([*schema.names, *(marked.columns if marked else ())]))
-        if columns != given.names:
-            output = output.select(*[f"`{name.replace('`', '``')}`" for name in columns])
+        columns = self._columns()
+        output, for_table = _fitting(output, columns)
+        schema = columns.fitted(for_table)
         try:
-            files, rejected = self._write_files(
-                output, parts, batch_id, by_tasks=marked is not None
-            )
+            files, rejected = self._write_files(output, columns, parts, batch_id)
         except KclError:
             raise
         except OSError as error:
@@ -153,44 +137,37 @@ class SparkBatchWriter:
         except Exception as error:
             raise classified(error, records) from error
         rows = sum(file.rows for file in files)
-        return Written(files, pa.schema([*schema, *untyped(for_table)]), rows, rejected)
+        written = pa.schema([*schema, *untyped(for_table, schema)])
+        return Written(files, written if rows else None, rows, rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
         return self._probe.errors(parts)
 
+    def _checked(self, frame: DataFrame, records: int) -> DataFrame:
+        """Apply the transform; the tasks check its rows and return none."""
+        columns = self._columns()
+        output, _ = _fitting(transformed(frame, self._transform, records), columns)
+        return output.mapInArrow(ResultCheck(columns), "checked int")
+
     def _write_files(
-        self, frame: DataFrame, parts: int | None, batch_id: str, *, by_tasks: bool
+        self, frame: DataFrame, columns: TableColumns, parts: int | None, batch_id: str
     ) -> _Files:
         millis = int(self._clock.wall() * 1000)
         # A job of an executor fetch reads in the tasks. On a cluster this needs no event.
         if parts is not None or can_share_memory(self._session):
             with self._folder(batch_id) as folder:
                 found = self._results.each(
-                    frame, parts, partial(self._write_partition, folder, millis)
+                    frame, parts, partial(self._write_partition, columns, folder, millis)
                 )
                 if found is not None:
                     return _joined(found)
                 self._remove(folder)
         if parts is not None:
             frame = frame.coalesce(max(parts, 1))
-        by_tasks = by_tasks or not is_local(self._root)
-        # Executors that do not fetch may not have this package.
-        if by_tasks or (parts is None and self._is_the_same_by_pyarrow(frame)):
-            try:
-                with self._folder(batch_id) as folder:
-                    return self._write_by_tasks(frame, folder, millis)
-            except UnwritableResultError:
-                if by_tasks:
-                    raise
         # A new folder: tasks of the failed job may still write to theirs.
         with self._folder(batch_id) as folder:
-            return self._write_local(frame, folder, millis)
-
-    def _is_the_same_by_pyarrow(self, frame: DataFrame) -> bool:
-        return (
-            reason_against_session(self._session) is None and reason_against(frame.schema) is None
-        )
+            return FileTask(self._root, self._options, folder, columns, millis).run_on(frame)
 
     @contextmanager
     def _folder(self, batch_id: str) -> Iterator[str]:
@@ -206,7 +183,9 @@ class SparkBatchWriter:
         if is_local(self._root):  # in an object store, vacuum removes the files
             shutil.rmtree(Path(self._root) / folder, ignore_errors=True)
 
-    def _write_partition(self, folder: str, millis: int, number: int, pieces: Pieces) -> _Files:
+    def _write_partition(
+        self, columns: TableColumns, folder: str, millis: int, number: int, pieces: Pieces
+    ) -> _Files:
         """Write the rows of a partition that came back from Spark."""
         written = []
         for turn, piece in enumerate(pieces):
@@ -214,41 +193,41 @@ class SparkBatchWriter:
             files = write_table(
                 self._storage,
                 folder,
-                to_delta(kept),
-                self._partition_by,
+                columns.convert(kept),
+                columns.partition_by,
                 modified_millis=millis,
                 part=f"part-{number}-{turn}",
             )
             written.append((files, rejected))
         return _joined(written)
 
-    def _write_by_tasks(self, frame: DataFrame, folder: str, millis: int) -> _Files:
-        return FileTask(self._root, self._options, folder, self._partition_by, millis).run_on(frame)
 
-    def _write_local(self, frame: DataFrame, folder: str, millis: int) -> _Files:
-        target = Path(self._root) / folder
-        writer = frame.write.option("timeZone", "UTC").mode("error")
-        (writer.partitionBy(*self._partition_by) if self._partition_by else writer).parquet(
-            target.as_uri()
+def _fitting(output: DataFrame, columns: TableColumns) -> tuple[DataFrame, pa.Schema]:
+    """Return the result without columns that are written nowhere, and its columns for the table.
+
+    The types of a DataFrame do not depend on its rows, so what does not fit is no record's fault.
+
+    Raises:
+        BrokenTransformError: The columns do not fit the table.
+    """
+    reason = reason_against(output.schema)
+    if reason is not None:
+        raise BrokenTransformError(
+            f"the transform's output has columns that a Delta table cannot hold ({reason}); cast "
+            "them, to string for example"
         )
-        files = []
-        for path in sorted(one for one in target.rglob("*") if not one.is_dir()):
-            rows = (
-                pq.read_metadata(path).num_rows
-                if path.suffix == ".parquet" and not path.name.startswith(".")
-                else 0
-            )
-            # Remove check sums, which vacuum ignores, and Spark's file without rows, which only
-            # contains the schema.
-            if not rows:
-                path.unlink()
-                continue
-            values = dict.fromkeys(self._partition_by) | dict(
-                values_of_path(path.relative_to(target).as_posix(), self._partition_by)
-            )
-            name = path.relative_to(self._root).as_posix()
-            files.append(DataFile(name, path.stat().st_size, rows, values, millis))
-        return tuple(files), None
+    given = arrow_schema(output.schema)
+    marked = rejected_columns(given)
+    dropped = marked.dropped if marked else ()
+    for_table = pa.schema([field for field in given if field.name not in dropped])
+    try:
+        schema = columns.fitted(for_table)
+    except ResultMismatchError as error:
+        raise BrokenTransformError(str(error)) from error
+    names = list(dict.fromkeys([*schema.names, *(marked.columns if marked else ())]))
+    if names != given.names:
+        output = output.select(*[f"`{name.replace('`', '``')}`" for name in names])
+    return output, for_table
 
 
 def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:

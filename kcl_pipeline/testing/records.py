@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.transform.arrow import apply_arrow_transform
 from kcl_pipeline.transform.rejected import split_rejected
@@ -85,11 +87,12 @@ def run_transform(
     A Spark transform runs in the active session, or in a new one with two cores.
 
     Args:
-        pipeline: The pipeline. Its streams and its sink are not used.
+        pipeline: The pipeline. Its streams are not used, and nothing is written.
         payloads: The data of each record, or a table of `make_records`.
 
     Raises:
-        TransformFailedError: The transform raised. The cause is chained.
+        TransformFailedError: The transform raised (the cause is chained), or the table of a
+            `DeltaSink` cannot hold a value of its result.
     """
     records = (
         payloads
@@ -101,6 +104,8 @@ def run_transform(
     else:
         output = _on_spark(pipeline, records)
     rows, rejected = split_rejected(output)
+    if isinstance(pipeline.sink, DeltaSink):
+        TableColumns(partition_by=tuple(pipeline.sink.partition_by)).convert(rows, alone=True)
     numbers = [] if rejected is None else rejected.column("sequence_number").to_pylist()
     texts = [] if rejected is None else rejected.column("error").to_pylist()
     return TransformResult(

@@ -41,15 +41,25 @@ def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -
 
 
 def probe_arrow_transform(
-    transform: ArrowTransform | None, parts: Sequence[pa.Table]
+    transform: ArrowTransform | None,
+    parts: Sequence[pa.Table],
+    check: Callable[[pa.Table], object] = lambda _: None,
 ) -> list[str | None]:
-    """Call the function on each part. Returns its error or None (see `BatchWriter.probe`)."""
-    return [_error_on(transform, part) for part in parts]
+    """Call the function on each part. Returns its error or None (see `BatchWriter.probe`).
+
+    Args:
+        transform: The function.
+        parts: Parts of a batch.
+        check: Gets the result of a part, and raises `TransformFailedError` if it cannot be written.
+    """
+    return [_error_on(transform, part, check) for part in parts]
 
 
-def _error_on(transform: ArrowTransform | None, records: pa.Table) -> str | None:
+def _error_on(
+    transform: ArrowTransform | None, records: pa.Table, check: Callable[[pa.Table], object]
+) -> str | None:
     try:
-        apply_arrow_transform(transform, records)
+        check(apply_arrow_transform(transform, records))
     except TransformFailedError as error:
         return error.detail
     return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -90,17 +91,62 @@ def split_rejected(output: pa.Table) -> tuple[pa.Table, pa.Table | None]:
     if errors.null_count == len(errors):
         return kept, None
     is_rejected = pc.is_valid(errors)
-    rejected = output.filter(is_rejected)
-    found = [
-        rejected.column(columns.positions[field.name]).cast(field.type)
-        if field.name in columns.positions
-        else pa.nulls(rejected.num_rows, field.type)
-        for field in REJECTED_SCHEMA
-        if field.name != "error"
+    try:
+        found = [
+            _plain(output.column(columns.positions[field.name]))
+            .filter(is_rejected)
+            .cast(field.type)
+            if field.name in columns.positions
+            else pa.nulls(len(errors) - errors.null_count, field.type)
+            for field in REJECTED_SCHEMA
+            if field.name != "error"
+        ]
+        texts = pa.array(_texts(_plain(errors).filter(is_rejected)), pa.string())
+        table = pa.Table.from_arrays([*found, texts], schema=REJECTED_SCHEMA)
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise BrokenTransformError(
+            f"the transform returns {ERROR_COLUMN} with position columns that are not those of "
+            f"records: {with_frame(str(error), None)}"
+        ) from error
+    return _filtered(kept, pc.invert(is_rejected)), table
+
+
+def _filtered(table: pa.Table, chosen: pa.ChunkedArray) -> pa.Table:
+    """The chosen rows, of all types: pyarrow does not filter views."""
+    try:
+        return table.filter(chosen)
+    except pa.ArrowNotImplementedError:
+        edges = np.flatnonzero(np.diff(chosen.to_numpy().astype(np.int8), prepend=0, append=0))
+        pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+        parts = [table.slice(begin, end - begin) for begin, end in pairs]
+        return pa.concat_tables(parts) if parts else table.slice(0, 0)
+
+
+def _texts(errors: pa.ChunkedArray) -> list[str]:
+    """The errors as printable lines. They may quote bytes of a record that are not UTF-8."""
+    return [
+        with_frame(text.decode(errors="backslashreplace"), None)
+        for text in errors.cast(pa.binary()).to_pylist()
     ]
-    texts = [with_frame(str(text), None) for text in rejected.column(ERROR_COLUMN).to_pylist()]
-    table = pa.Table.from_arrays([*found, pa.array(texts, pa.string())], schema=REJECTED_SCHEMA)
-    return kept.filter(pc.invert(is_rejected)), table
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values without a dictionary, and without the layout of views."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return pa.chunked_array(
+            [_plain_chunk(chunk.dictionary).take(chunk.indices) for chunk in column.chunks],
+            _plain_chunk(pa.array([], kind.value_type)).type,
+        )
+    chunks = [_plain_chunk(chunk) for chunk in column.chunks]
+    return pa.chunked_array(chunks, chunks[0].type if chunks else kind)
+
+
+def _plain_chunk(chunk: pa.Array) -> pa.Array:
+    if pa.types.is_string_view(chunk.type):
+        return chunk.cast(pa.binary_view()).cast(pa.binary())
+    return chunk
 
 
 def _fits(kind: pa.DataType, required: pa.DataType) -> bool:

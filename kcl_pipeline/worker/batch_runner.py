@@ -13,6 +13,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import (
     BrokenTransformError,
     CommitStoppedError,
+    ResultMismatchError,
     SinkError,
     TableMismatchError,
     TransformFailedError,
@@ -318,18 +319,21 @@ class WriteSteps:
         # 1. Load, unless executors have written the batch and rejected no record.
         if not batch.loaded and (written is None or written.rejected is not None):
             batch = self._load(batch)
-        # 2. Write, unless executors did or failed.
-        if written is None and (sourced.failure is None or not batch.records.num_rows):
+        # 2. Write, unless executors did. If they failed, this process may not.
+        mismatch: ResultMismatchError | None = None
+        if written is None:
             try:
                 written = self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
             except BrokenTransformError as error:
                 yield all_paused(batch, str(error))
                 return
+            except ResultMismatchError as error:
+                mismatch = error
             except TransformFailedError:
-                written = None  # Step 3 finds the records.
+                pass  # Step 3 finds the records.
         # 3. Isolate failures.
         if written is None:
-            yield from self._failures.isolate_failures(batch)
+            yield from self._failures.isolate_failures(batch, mismatch)
         elif written.rejected is not None:
             yield self._failures.judge(batch, written)
         else:

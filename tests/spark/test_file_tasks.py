@@ -1,4 +1,4 @@
-"""Results of executor fetches are written by pyarrow in the tasks, if that gives the same rows."""
+"""Results of executor fetches are written by pyarrow in the tasks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark import file_tasks, task_process, writer
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
@@ -37,7 +38,7 @@ def creators(one: SparkBatchWriter, written: Written) -> set[str]:
 
 
 def same_rows(spark, tmp_path: Path, transform, by: tuple[str, ...] = ()) -> set[str]:
-    """Who writes the files, whose rows are those of Spark's own writer."""
+    """Who writes the files, whose rows are those of a result in memory."""
     given = records(*[f"r-{number}".encode() for number in range(20)], b"\xff")
     one, own = writers(spark, tmp_path, transform, by)
     written, expected = fetched(spark, one, given), own.write(Batch("b", (), given))
@@ -49,7 +50,7 @@ def same_rows(spark, tmp_path: Path, transform, by: tuple[str, ...] = ()) -> set
 
 @pytest.mark.usefixtures("on_cluster")
 @pytest.mark.parametrize("by", [(), ("shard_id", "approximate_arrival_timestamp")])
-def test_tasks_write_the_rows_of_sparks_writer(spark, tmp_path: Path, by) -> None:
+def test_tasks_write_the_rows_of_a_result_in_memory(spark, tmp_path: Path, by) -> None:
     def many(frame):
         return frame.selectExpr(
             "*", "length(data) size", "array(data) list", "map('k', 1.5d) pairs",
@@ -60,44 +61,27 @@ def test_tasks_write_the_rows_of_sparks_writer(spark, tmp_path: Path, by) -> Non
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_a_type_without_the_same_values_in_arrow_needs_sparks_writer(spark, tmp_path: Path) -> None:
-    def variant(frame):
-        return frame.selectExpr("parse_json('[1]') v", "sequence_number")
-
-    assert same_rows(spark, tmp_path, variant) == {"parquet-mr"}
-
-
-@pytest.mark.usefixtures("on_cluster")
-def test_a_setting_of_sparks_writer_needs_that_writer(spark, tmp_path: Path) -> None:
+def test_a_setting_of_sparks_writer_has_no_effect(spark, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
     try:
-        assert same_rows(spark, tmp_path, None) == {"parquet-mr"}
+        assert same_rows(spark, tmp_path, None) == {"parquet-cpp-arrow"}
     finally:
         spark.conf.unset("spark.sql.parquet.compression.codec")
 
 
 @pytest.mark.usefixtures("on_cluster")
-def test_a_partition_value_that_python_cannot_read_is_written_by_spark(
-    spark, tmp_path: Path
-) -> None:
-    """The files of the other task are not part of the batch."""
-
+@pytest.mark.parametrize("by", [(), ("t",)])
+def test_a_value_that_no_table_holds_fails_and_leaves_no_file(spark, tmp_path: Path, by) -> None:
     def text(frame):
         return frame.selectExpr("cast(data AS string) t", "sequence_number")
 
-    assert same_rows(spark, tmp_path, text, ("t",)) == {"parquet-mr"}
-    assert len(list((tmp_path / "arrow" / "batches").iterdir())) == 1, "no folder of an attempt"
-
-
-def test_without_sparks_writer_such_a_value_is_an_error_of_the_transform(
-    spark, tmp_path: Path
-) -> None:
-    task = file_tasks.FileTask(str(tmp_path), {}, "f", ("t",), 0)
-    frame = records_frame(spark, records(b"\xff", b"ok")).selectExpr(
-        "cast(data AS string) t", "data"
-    )
-    with pytest.raises(TransformFailedError, match="can't decode byte 0xff"):
-        task.run_on(frame)
+    one = SparkBatchWriter(spark, text, str(tmp_path / "t"), by)
+    given = records(b"\xff\xfe", *[b"ok"] * 9)
+    with pytest.raises(TransformFailedError) as caught:
+        fetched(spark, one, given)
+    assert caught.value.detail == r"column t: b'\xff\xfe' is not UTF-8"
+    assert list((tmp_path / "t" / "batches").iterdir()) == []
+    assert one.probe([given.slice(0, 1), given.slice(1)]) == [caught.value.detail, None]
 
 
 def test_the_memory_of_a_task_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +89,7 @@ def test_the_memory_of_a_task_is_limited(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(file_tasks, "settle", lambda _kind: None)
     batches = [pa.record_batch({"n": [number]}) for number in range(3)]
     empty = pa.record_batch({"n": pa.array([], pa.int64())})
-    task = file_tasks.FileTask(str(tmp_path), {}, "f", (), 0)
+    task = file_tasks.FileTask(str(tmp_path), {}, "f", TableColumns(), 0)
     reports = pa.Table.from_batches(list(task(iter([empty, *batches, empty]))))
     paths = reports.column("path").to_pylist()
     assert len(set(paths)) == 3

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.functions import udf
 
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.errors import SinkError, TransformFailedError
+from kcl_pipeline.errors import BrokenTransformError, SinkError, TransformFailedError
 from kcl_pipeline.spark.failures.job_errors import classified
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.support.spark_batches import batch, spark_writer
@@ -68,19 +68,33 @@ def test_what_the_function_raises_is_its_own_fault_and_told_in_a_line(
 
 def test_what_cannot_be_written_is_the_sinks_fault(spark, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    for transform, where, by, message in [
-        (None, "file/table", (), "[Nn]ot a directory"),
-        (None, "t", ("day",), "partition_by names day"),
-        (lambda frame: frame.selectExpr("interval 1 day gap"), "t", (), "gap"),
-        (lambda frame: frame.select(), "t", (), "no columns"),
-    ]:
-        with pytest.raises(SinkError, match=message) as caught:
-            SparkBatchWriter(spark, transform, str(tmp_path / where), by).write(batch(b"1"))
+    for in_memory in (True, False):
+        writer = SparkBatchWriter(spark, None, str(tmp_path / "file" / "table"))
+        if not in_memory:
+            writer._arrow.prepare = lambda: False  # type: ignore[method-assign]
+        with pytest.raises(SinkError, match="could not write") as caught:
+            writer.write(batch(b"1"))
         assert "\n" not in str(caught.value)
-    remote = SparkBatchWriter(spark, None, str(tmp_path / "file" / "table"))
-    remote._write_local = remote._write_by_tasks  # type: ignore[method-assign]
-    with pytest.raises(SinkError, match="could not write"):
-        remote.write(batch(b"1"))
+
+
+@pytest.mark.parametrize(
+    ("transform", "by", "message"),
+    [
+        (None, ("day",), "partition_by names day"),
+        (lambda frame: frame.selectExpr("interval 1 day gap"), (), "gap: interval day"),
+        (lambda frame: frame.selectExpr("parse_json('[1]') v", "data"), (), "v: variant"),
+        (lambda frame: frame.selectExpr("'a' collate unicode t"), (), "t: string collate UNICODE"),
+        (lambda frame: frame.selectExpr("array(1) a", "1 A"), (), "A is there twice"),
+        (lambda frame: frame.selectExpr("named_struct() s"), (), "s is null and without a type"),
+        (lambda frame: frame.select(), (), "no columns"),
+    ],
+)
+def test_columns_that_no_table_has_are_the_transforms_fault(
+    spark, tmp_path: Path, transform, by, message: str
+) -> None:
+    with pytest.raises(BrokenTransformError, match=message) as caught:
+        SparkBatchWriter(spark, transform, str(tmp_path / "t"), by).write(batch(b"1"))
+    assert "\n" not in str(caught.value)
 
 
 class JavaError(Exception):

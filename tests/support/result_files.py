@@ -1,4 +1,4 @@
-"""Writers of Spark results by Arrow and by Spark's own writer, and what is in their files."""
+"""Writers of Spark results through memory and by Python tasks, and what is in their files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def schema_and_rows(writer: SparkBatchWriter, written: Written) -> Any:
         table = pq.read_table(f"{writer._root}/{file.path}", partitioning=None)
         assert table.num_rows == file.rows
         assert Path(writer._root, file.path).stat().st_size == file.size
-        # Spark's writer marks columns without nulls as required. The log has no such columns.
-        schemas.add(str(table.schema.remove_metadata()).replace(" not null", ""))
+        schemas.add(str(table.schema.remove_metadata()))
         rows += [(repr(row), sorted(file.partition_values.items())) for row in table.to_pylist()]
     return schemas, sorted(rows, key=str)

@@ -32,7 +32,8 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.delta.errors import first_line
 from kcl_pipeline.delta.files import BATCH_FOLDER, unique_name, write_table
 from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.schema import delta_schema, to_delta
+from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.schema import delta_schema
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.table_check import MAX_ATTEMPTS, TABLE_PROPERTIES, TableCheck
 from kcl_pipeline.errors import SinkError
@@ -202,7 +203,7 @@ class DeadLetterTable:
         return write_table(
             self._log.storage,
             f"{BATCH_FOLDER}/{self._prefix}-{unique_name()}",
-            to_delta(rows),
+            TableColumns().convert(rows),
             self._log.partition_columns(),
             modified_millis=int(self._clock.wall() * 1000),
             part=span,

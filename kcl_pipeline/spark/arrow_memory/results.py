@@ -23,7 +23,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.spark.arrow_memory.classes import (
     RESULT_CLASS,
     UnsuitableSessionError,
@@ -32,7 +32,6 @@ from kcl_pipeline.spark.arrow_memory.classes import (
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, header
 from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
-from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.file_tasks import in_pieces
 from kcl_pipeline.spark.schema import arrow_schema
@@ -94,14 +93,10 @@ class ArrowResults:
             states the reason.
 
         Raises:
-            SinkError: `use` raised it.
+            SinkError, TransformFailedError: `use` raised it.
             Exception: The job failed, and not in the Java class.
         """
         if not self.prepare():
-            return None
-        reason = reason_against(frame.schema)
-        if reason is not None:
-            self._memory.skipped("result", UnsuitableSessionError(f"the result has {reason}"))
             return None
         try:
             with self._opened(self._most_files if parts is None else parts) as files:
@@ -113,9 +108,6 @@ class ArrowResults:
         return None
 
     def _load(self) -> None:
-        reason = reason_against_session(self._session)
-        if reason is not None:
-            raise UnsuitableSessionError(reason)
         self._java = java_class(self._session, RESULT_CLASS)
         self._most_files = max(self._session.sparkContext.defaultParallelism, 1)
         with self._opened(2) as files:
@@ -237,7 +229,7 @@ def _pieces(file: pa.Buffer, rows: int) -> Pieces:
 def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
     try:
         return use(partition.number, partition.pieces())
-    except (SinkError, UnsuitableSessionError):
+    except (SinkError, TransformFailedError, UnsuitableSessionError):
         raise
     except Exception as error:
         raise UnsuitableSessionError(

@@ -1,10 +1,9 @@
-"""Decide which results pyarrow writes with the same values as Spark's Parquet writer."""
+"""Decide which types of Spark have the same values in Arrow, and so can be written."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -18,6 +17,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StringType,
     StructType,
@@ -35,49 +35,32 @@ _EQUAL: Final = (
     FloatType,
     IntegerType,
     LongType,
+    NullType,
     ShortType,
     TimestampNTZType,
     TimestampType,
 )
 
-_SETTINGS: Final = {
-    "spark.sql.parquet.compression.codec": "snappy",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-}
-"""Settings of Spark's Parquet writer. A session with other values uses that writer."""
 
+def reason_against(schema: StructType) -> str | None:
+    """Which columns of a result cannot be written, with their types; None if all can.
 
-def reason_against_session(session: SparkSession) -> str | None:
-    """Which setting of the session needs Spark's writer; None if there is none."""
-    for name, value in _SETTINGS.items():
-        found = session.conf.get(name, value)
-        if (found or "").upper() != value.upper():
-            return f"{name}={found} needs Spark's Parquet writer"
-    return None
-
-
-def reason_against(kind: DataType) -> str | None:
-    """Why a result of this type needs Spark's writer; None if Arrow has the same values.
-
-    Types that are not known here (variants, intervals, user-defined types, collations, …) need
-    Spark's writer.
+    Types that are not known here (variants, intervals, user-defined types, collations, …) have no
+    equal type in Arrow or in a table.
     """
+    found = [(field.name, _unknown_in(field.dataType)) for field in schema.fields]
+    return ", ".join(f"{name}: {kind}" for name, kind in found if kind is not None) or None
+
+
+def _unknown_in(kind: DataType) -> str | None:
+    """The type in this type that has no equal one in Arrow; None: there is none."""
     if type(kind) is ArrayType:
-        return reason_against(kind.elementType)
+        return _unknown_in(kind.elementType)
     if type(kind) is MapType:
-        return reason_against(kind.keyType) or reason_against(kind.valueType)
+        return _unknown_in(kind.keyType) or _unknown_in(kind.valueType)
     if type(kind) is StructType:
-        return _against_fields(kind)
+        inner = (_unknown_in(field.dataType) for field in kind.fields)
+        return next((one for one in inner if one is not None), None)
     if type(kind) in _EQUAL or (type(kind) is StringType and kind == StringType()):
         return None
-    return f"the type {kind.simpleString()}"
-
-
-def _against_fields(kind: StructType) -> str | None:
-    if not kind.fields:
-        return "a struct without fields"
-    if len({name.lower() for name in kind.names}) < len(kind.names):
-        return "a struct with a field twice"
-    return next(
-        (reason for field in kind.fields if (reason := reason_against(field.dataType))), None
-    )
+    return kind.simpleString()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
-from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
+from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
 from kcl_pipeline.worker.batches import records_of, without
 from kcl_pipeline.worker.failures.failed_records import FailureLimits, failed_rows, rejected_records
-from kcl_pipeline.worker.failures.isolation import Isolation, ShardFailures
+from kcl_pipeline.worker.failures.isolation import SAMPLES, Isolation, ShardFailures
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,23 @@ class FailureIsolation:
         self._rng = rng
         self._is_stopped = stop
 
-    def isolate_failures(self, batch: Batch) -> Iterator[SplitBatch]:
+    def isolate_failures(
+        self, batch: Batch, mismatch: ResultMismatchError | None = None
+    ) -> Iterator[SplitBatch]:
         """Write a loaded batch that failed as a whole, in parts. Healthy leases come first.
+
+        Args:
+            batch: The batch.
+            mismatch: Why the columns of its result do not fit the table. If each record has this
+                failure, no record is at fault, and all shards pause. None: it failed otherwise.
 
         Raises:
             SinkError: Writing failed, or Spark did.
             IsolationStoppedError: The worker stops.
         """
+        if mismatch is not None and self._is_failure_of_all(batch):
+            yield all_paused(batch, str(mismatch))
+            return
         shards = {r.lease_key: records_of(batch, [r.lease_key]) for r in batch.ranges}
         healthy = self._healthy(shards)
         if healthy:
@@ -72,6 +82,12 @@ class FailureIsolation:
             limits = {key: self._limits.of(key, r.num_rows) for key, r in failing.items()}
             search = Isolation(failing, limits, self._writer.probe, self._rng, self._is_stopped)
             yield from self._rest(_only(batch, failing), failing, search.run())
+
+    def _is_failure_of_all(self, batch: Batch) -> bool:
+        """Return whether each record of the batch, or of a sample, fails alone."""
+        count = batch.records.num_rows
+        rows = sorted(self._rng.sample(range(count), min(count, SAMPLES)))
+        return None not in self._writer.probe([batch.records.slice(row, 1) for row in rows])
 
     def _healthy(self, shards: Mapping[str, pa.Table]) -> list[str]:
         """Return the leases without failing records, if several leases have records."""
@@ -114,6 +130,8 @@ class FailureIsolation:
         rest = _without_rows(without(batch, paused), shards, found)
         try:
             split = self.judge(rest, self._write(rest), failed)
+        except ResultMismatchError as error:
+            yield all_paused(batch, str(error), paused)
         except TransformFailedError as error:
             why = f"the transform takes these records one by one, but not together: {error}"
             yield all_paused(batch, why, paused)

@@ -19,7 +19,7 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def ways(spark, tmp_path: Path, events: list[Event]) -> Callable[..., list[SparkBatchWriter]]:
-    """Two writers for a function: through Arrow, and by Spark's own writer."""
+    """Two writers for a function: through memory, and by Python tasks."""
 
     def build(transform, partition_by: tuple[str, ...] = ()) -> list[SparkBatchWriter]:
         return writers(spark, tmp_path, transform, partition_by, events)

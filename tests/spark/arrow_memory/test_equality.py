@@ -136,7 +136,7 @@ def test_records_without_a_key_have_a_null_key(spark, tmp_path: Path, on: bool) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_gives_the_files_of_sparks_writer(spark, tmp_path: Path, name: str) -> None:
+def test_a_function_gives_the_files_of_python_tasks(spark, tmp_path: Path, name: str) -> None:
     events: list[Event] = []
     by_arrow, own = writers(spark, tmp_path, FUNCTIONS[name], events=events)
     for on in (False, True):

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.events import ArrowMemorySkipped, Event
 from kcl_pipeline.spark import file_tasks
 from kcl_pipeline.spark.arrow_memory import classes, results
@@ -18,58 +17,35 @@ from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.support.result_files import contents, schema_and_rows
-from tests.support.spark_batches import GIVEN, batch, records
+from tests.support.spark_batches import GIVEN, records
 
 pytestmark = pytest.mark.spark
 
 BATCH = Batch("b", (), GIVEN)
 
 
-def test_a_type_that_arrow_does_not_have_takes_the_other_way(ways, events: list[Event]) -> None:
-    arrow, own = ways(lambda frame: frame.selectExpr("parse_json('[1]') v", "sequence_number"))
-    found = [contents(writer, batch(b"1")) for writer in (arrow, own, arrow)]
-    assert found[0] == found[1] == found[2]
-    assert events == [ArrowMemorySkipped("the result has the type variant")]
-
-
-def test_a_partition_value_that_python_cannot_read_takes_the_other_way(
-    ways, events: list[Event]
+def test_a_value_that_no_table_holds_is_no_reason_for_another_way(
+    ways, events: list[Event], tmp_path: Path
 ) -> None:
     given = Batch("b", (), records(b"\xff", b"ok"))
-    arrow, own = ways(lambda frame: frame.selectExpr("cast(data AS string) t", "data"), ("t",))
-    assert contents(arrow, given) == contents(own, given)
-    (event,) = events
-    assert "UnicodeDecodeError" in event.reason
+    arrow, tasks = ways(lambda frame: frame.selectExpr("cast(data AS string) t", "data"), ("t",))
+    assert contents(arrow, given) == contents(tasks, given)
+    assert contents(arrow, given)[0] is TransformFailedError
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert events == []
 
 
 def test_types_that_are_not_equal(spark) -> None:
     frame = spark.range(1)
     for column, reason in [
-        ("interval '1' day", "the type interval day"),
-        ("array(interval '1' month)", "the type interval month"),
-        ("map('a', named_struct('v', parse_json('1')))", "the type variant"),
-        ("struct()", "a struct without fields"),
-        ("named_struct('a', 1, 'A', 2)", "a struct with a field twice"),
-        ("'a' COLLATE UNICODE_CI", "the type string collate UNICODE_CI"),
+        ("interval '1' day", "c: interval day"),
+        ("array(interval '1' month)", "c: interval month"),
+        ("map('a', named_struct('v', parse_json('1')))", "c: variant"),
+        ("'a' COLLATE UNICODE_CI", "c: string collate UNICODE_CI"),
+        ("array(null)", None),
         ("map('a', array(named_struct('t', current_timestamp(), 'x', 'y')))", None),
     ]:
         assert reason_against(frame.selectExpr(f"{column} AS c").schema) == reason
-
-
-def test_another_setting_of_sparks_writer_keeps_that_writer(
-    spark, ways, events: list[Event]
-) -> None:
-    spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
-    try:
-        arrow, _ = ways(None)
-        (file, *_) = arrow.write(BATCH).files
-    finally:
-        spark.conf.unset("spark.sql.parquet.compression.codec")
-    meta = pq.read_metadata(f"{arrow._root}/{file.path}")
-    assert meta.row_group(0).column(0).compression == "ZSTD"
-    assert [event.reason for event in events] == [
-        "spark.sql.parquet.compression.codec=zstd needs Spark's Parquet writer"
-    ]
 
 
 def falls_back(arrow: SparkBatchWriter, events: list[Event]) -> str:

@@ -78,7 +78,7 @@ def test_one_job_runs_and_observations_are_complete(
         lambda frame: frame.orderBy("data").selectExpr("assert_true(length(data) > 9) x"),
     ],
 )
-def test_errors_are_those_of_sparks_writer(ways, transform, events: list[Event]) -> None:
+def test_errors_are_those_of_python_tasks(ways, transform, events: list[Event]) -> None:
     arrow, own = (contents(writer, batch(b"bad", b"good")) for writer in ways(transform))
     assert arrow == own
     assert issubclass(arrow[0], KclError)

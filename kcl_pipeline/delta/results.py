@@ -1,0 +1,558 @@
+"""Convert a transform's result to the columns of its table, and refuse what the table cannot hold.
+
+This is the only place that does so. Every way to write a batch calls it before a file is written:
+the Arrow path, results of Spark in memory, and the tasks of executors. The search for failing
+records calls it, too, so a record with a value that the table cannot hold is isolated like a record
+on which the transform raises.
+
+Whole columns are converted and checked. A single value is only looked at after a column failed, to
+name it. Afterwards every reader can read the rows: deltalake, pandas, SQL engines and Spark.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kcl_pipeline.delta.errors import bounded
+from kcl_pipeline.delta.schema import (
+    delta_type,
+    is_any_list,
+    named,
+    partition_misfit,
+    plain_type,
+    untyped_reason,
+)
+from kcl_pipeline.errors import ResultMismatchError, TransformFailedError
+from kcl_pipeline.text import printable
+from kcl_pipeline.transform.errors import error_line
+
+_FIRST_DAY: Final = -719_162
+_LAST_DAY: Final = 2_932_896
+"""The days of the years 1 and 9999. Python, and so Spark and pandas, read no others."""
+_DAY_MICROS: Final = 86_400_000_000
+_FIRST_MICROS: Final = _FIRST_DAY * _DAY_MICROS
+_LAST_MICROS: Final = (_LAST_DAY + 1) * _DAY_MICROS - 1
+_CHUNK_BYTES: Final = 2**31 - 1
+"""Most bytes of a string column in one array of Delta's types."""
+_SHOWN: Final = 80
+"""Most characters of a value in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """What a result must fit. Sent to the tasks of executors.
+
+    Attributes:
+        schema: The columns of the table. None: it does not exist yet, and any columns fit.
+        partition_by: Its partition columns.
+        may_add: Whether columns that it does not have are added.
+        table: Names the table in errors.
+    """
+
+    schema: pa.Schema | None = None
+    partition_by: tuple[str, ...] = ()
+    may_add: bool = False
+    table: str = "the table"
+
+    def fitted(self, result: pa.Schema) -> pa.Schema:
+        """Return the columns that are written for a result with these columns.
+
+        Columns without a type (`pa.null()`) are not written: readers see null in them.
+
+        Raises:
+            ResultMismatchError: The columns do not fit the table, whatever their values are.
+        """
+        fields, reasons = self._fields(result)
+        schema = pa.schema(fields)
+        reason = "; ".join(reasons) or partition_misfit(schema, self.partition_by)
+        if reason:
+            raise ResultMismatchError(
+                f"the transform's output does not fit {self.table}: {bounded(reason)}"
+            )
+        return schema
+
+    def convert(self, result: pa.Table, *, alone: bool = False) -> pa.Table:
+        """Return the result in the columns of the table.
+
+        Args:
+            result: The result, without the columns of rejected rows.
+            alone: Whether the result is one of a part of a batch that is only examined. The type of
+                an empty list may then come from other records, so its absence is no error.
+
+        Raises:
+            ResultMismatchError: As in `fitted`.
+            TransformFailedError: The table cannot hold a value. The error names column and value.
+        """
+        fields, reasons = self._fields(result.schema, alone=alone)
+        schema = pa.schema(fields)
+        if not result.num_rows:
+            return schema.empty_table()
+        reason = "; ".join(reasons)
+        if not reason and not alone:
+            reason = partition_misfit(schema, self.partition_by) or ""
+        if reason:
+            raise ResultMismatchError(
+                f"the transform's output does not fit {self.table}: {bounded(reason)}"
+            )
+        try:
+            columns = [
+                pa.chunked_array(
+                    [
+                        _converted(piece, field, field.name)
+                        for chunk in result.column(field.name).chunks
+                        for piece in _pieces(chunk)
+                    ],
+                    field.type,
+                )
+                for field in schema
+            ]
+            for name in self.partition_by:
+                _check_partition(columns[schema.get_field_index(name)], schema.field(name))
+        except _UnfitError as error:
+            raise failed_result(f"column {error}") from None
+        except Exception as error:
+            raise failed_result(error_line(error)) from error
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _fields(
+        self, result: pa.Schema, *, alone: bool = False
+    ) -> tuple[list[pa.Field], list[str]]:
+        """Return the columns to write, and why columns do not fit."""
+        known = {} if self.schema is None else {one.name.lower(): one for one in self.schema}
+        fields, fit, seen = [], _Fit(alone=alone), set()
+        for field in result:
+            name, at = field.name.lower(), known.get(field.name.lower())
+            if not name:
+                fit.reasons.append("a column has no name; rename it")
+            elif name in seen:
+                fit.reasons.append(
+                    f"{field.name} is there twice (names are compared without case); rename one"
+                )
+            elif at is not None and at.name != field.name:
+                fit.reasons.append(f"{field.name} is named {at.name} in the table")
+            elif at is None and self.schema is not None and not self.may_add:
+                fit.reasons.append(
+                    f"{field.name} ({named(field.type)}) is not in the table; set "
+                    "schema_evolution=True to add columns"
+                )
+            elif at is not None or not pa.types.is_null(plain_type(field.type)):
+                kind = fit.column(field.name, field.type, at)
+                if kind is not None:
+                    fields.append(pa.field(field.name, kind, at is None or at.nullable))
+            seen.add(name)
+        fit.reasons += [
+            f"{one.name} is not nullable in the table, and missing in the output"
+            for name, one in known.items()
+            if name not in seen and not one.nullable
+        ]
+        return fields, fit.reasons
+
+
+def failed_result(detail: str) -> TransformFailedError:
+    """Return the error for a result with a value that the table cannot hold."""
+    return TransformFailedError(
+        f"the table cannot hold the transform's output: {detail}", detail=detail
+    )
+
+
+class _Fit:
+    """Find the types in which a result is written.
+
+    Args:
+        alone: See `TableColumns.convert`.
+
+    Attributes:
+        reasons: Why columns do not fit.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self._alone = alone
+        self.reasons: list[str] = []
+
+    def column(self, path: str, kind: pa.DataType, at: pa.Field | None) -> pa.DataType | None:
+        """Return the type of a column or of a part of it. None: it does not fit or has no type.
+
+        Args:
+            path: Name of the column, with the names of its parts.
+            kind: Its type in the result.
+            at: The same column of the table. None: the table does not have it.
+        """
+        kind, table = plain_type(kind), None if at is None else at.type
+        if pa.types.is_null(kind):
+            if table is None:
+                self._without_type(path)
+            return table and written_type(table)
+        if pa.types.is_struct(kind) and (table is None or pa.types.is_struct(table)):
+            return self._struct(path, kind, table)
+        if is_any_list(kind) and (table is None or is_any_list(table)):
+            element = None if table is None else table.value_field
+            inner = self.column(f"{path}.element", kind.value_type, element)
+            nullable = element is None or element.nullable
+            return inner and pa.list_(pa.field("element", inner, nullable))
+        if pa.types.is_map(kind) and (table is None or pa.types.is_map(table)):
+            item = None if table is None else table.item_field
+            key = self.column(f"{path}.key", kind.key_type, table and table.key_field)
+            value = self.column(f"{path}.value", kind.item_type, item)
+            if key is None or value is None:
+                return None
+            return pa.map_(key, pa.field("value", value, item is None or item.nullable))
+        return self._values(path, kind, table)
+
+    def _values(
+        self, path: str, kind: pa.DataType, table: pa.DataType | None
+    ) -> pa.DataType | None:
+        found = delta_type(kind)
+        if found is None and table is None:
+            self.reasons.append(
+                f"a Delta table cannot hold {path} ({kind}); cast it, to string for example"
+            )
+        if found is None or table is None:
+            return found
+        wanted = delta_type(table)
+        if wanted is None or not (found == wanted or _widens(found, wanted)):
+            self.reasons.append(
+                f"{path} is {named(found)} in the output and {named(table)} in the table"
+            )
+            return None
+        return wanted
+
+    def _without_type(self, path: str) -> None:
+        if not self._alone:
+            self.reasons.append(untyped_reason([path]) or "")
+
+    def _struct(
+        self, path: str, kind: pa.StructType, table: pa.StructType | None
+    ) -> pa.DataType | None:
+        lowered = [field.name.lower() for field in kind]
+        twice = next((field.name for field in kind if lowered.count(field.name.lower()) > 1), None)
+        if twice is not None:
+            self.reasons.append(f"{path} has the field {twice} twice, compared without case")
+            return None
+        if table is not None:
+            return self._struct_of_table(path, kind, table)
+        if not lowered:
+            self._without_type(path)
+            return None
+        fields = [(one.name, self.column(f"{path}.{one.name}", one.type, None)) for one in kind]
+        if any(inner is None for _, inner in fields):
+            return None
+        return pa.struct([pa.field(name, inner) for name, inner in fields])
+
+    def _struct_of_table(
+        self, path: str, kind: pa.StructType, table: pa.StructType
+    ) -> pa.DataType | None:
+        """Fields that are missing in the result are null, as missing columns are."""
+        known = {field.name.lower(): field.name for field in table}
+        for one in kind:
+            name = known.get(one.name.lower())
+            if name is None:
+                self.reasons.append(f"{path}.{one.name} is not in the table")
+            elif name != one.name:
+                self.reasons.append(f"{path}.{one.name} is named {name} in the table")
+        given = {one.name: one.type for one in kind}
+        fields = []
+        for field in table:
+            at = f"{path}.{field.name}"
+            if field.name not in given and not field.nullable:
+                self.reasons.append(f"{at} is not nullable in the table, and missing in the output")
+            inner = self.column(at, given.get(field.name, pa.null()), field)
+            if inner is None:
+                return None
+            fields.append(pa.field(field.name, inner, field.nullable))
+        return pa.struct(fields)
+
+
+def written_type(table: pa.DataType) -> pa.DataType | None:
+    """The type in which a column of a table is written, with the nullability of its parts."""
+    return _Fit(alone=True).column("", table, pa.field("", table))
+
+
+def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether each value of a type is checked, or exact, in another one.
+
+    A type that is inferred from the values of a batch depends on them: whole numbers become
+    `bigint`, although the column of the table is `double`.
+    """
+    is_int = pa.types.is_integer
+    return bool(
+        (is_int(found) and is_int(wanted) and found.bit_width < wanted.bit_width)
+        or (is_int(found) and pa.types.is_floating(wanted))
+        or (pa.types.is_float32(found) and pa.types.is_float64(wanted))
+        or (pa.types.is_decimal(found) and pa.types.is_decimal(wanted))
+    )
+
+
+class _UnfitError(Exception):
+    """A value of a result that its column cannot hold."""
+
+
+def _converted(array: pa.Array, field: pa.Field, path: str) -> pa.Array:
+    """Return the values in the type of the field.
+
+    Raises:
+        _UnfitError: A value does not fit.
+    """
+    array, kind = _plain(array), field.type
+    if not field.nullable and array.null_count:
+        raise _UnfitError(f"{path} is null, and the table does not allow null")
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    if pa.types.is_struct(kind):
+        return _converted_struct(array, kind, path)
+    if pa.types.is_list(kind):
+        return _converted_list(array, kind, path)
+    if pa.types.is_map(kind):
+        return _converted_map(array, kind, path)
+    return _converted_values(array, kind, path)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Return the same values without dictionary, runs, views and extension."""
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _plain(array.dictionary).take(array.indices)
+    if pa.types.is_run_end_encoded(kind):
+        ends = array.run_ends.to_numpy(zero_copy_only=False)
+        rows = np.arange(array.offset, array.offset + len(array))
+        return _plain(array.values).take(pa.array(np.searchsorted(ends, rows, side="right")))
+    if pa.types.is_string_view(kind):
+        # The cast to a string would raise an error that names no value.
+        return _as_string(array.cast(pa.binary_view()).cast(pa.binary()))
+    if pa.types.is_binary_view(kind):
+        return array.cast(pa.binary())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return _without_view(array)
+    return array
+
+
+def _as_string(array: pa.Array) -> pa.Array:
+    """Bytes as a string array that is not checked yet."""
+    return pa.Array.from_buffers(
+        pa.string(), len(array), array.buffers(), array.null_count, array.offset
+    )
+
+
+def _without_view(array: pa.Array) -> pa.Array:
+    """Return a list view as a list. Its cast does not know all types of elements."""
+    sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
+    starts = array.offsets.to_numpy().astype(np.int64)
+    ends = np.cumsum(sizes)
+    rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
+    values = _plain(array.values).take(pa.array(rows))
+    return _list_of(array, sizes, values, pa.list_(values.type))
+
+
+def _list_of(
+    array: pa.Array, sizes: np.ndarray[Any, Any], values: pa.Array, kind: pa.DataType
+) -> pa.Array:
+    """Return lists of these sizes, null where `array` is."""
+    offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))), pa.int32())
+    return pa.ListArray.from_arrays(
+        offsets, values, type=kind, mask=array.is_null() if array.null_count else None
+    )
+
+
+def _converted_struct(array: pa.Array, kind: pa.StructType, path: str) -> pa.Array:
+    names = array.type.names
+    # The values below a null struct may be anything. `flatten` makes them null.
+    found = array.flatten() if array.null_count else [array.field(i) for i in range(len(names))]
+    given = dict(zip(names, found, strict=True))
+    children = []
+    for field in kind:
+        child, name = given.get(field.name), f"{path}.{field.name}"
+        if child is None:
+            children.append(pa.nulls(len(array), field.type))
+            continue
+        if not field.nullable and child.null_count > array.null_count:
+            raise _UnfitError(f"{name} is null, and the table does not allow null")
+        children.append(_converted(child, field.with_nullable(True), name))
+    is_same = array.type == kind and all(
+        new is old for new, old in zip(children, found, strict=True)
+    )
+    if is_same:
+        return array
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _converted_list(array: pa.Array, kind: pa.ListType, path: str) -> pa.Array:
+    values = array.flatten()
+    converted = _converted(values, kind.value_field, f"{path}.element")
+    if converted is values and array.type == kind:
+        return array
+    sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    return _list_of(array, sizes, converted, kind)
+
+
+def _converted_map(array: pa.Array, kind: pa.MapType, path: str) -> pa.Array:
+    entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+    pairs = pa.ListArray.from_buffers(
+        pa.list_(entries.type),
+        len(array),
+        array.buffers()[:2],
+        array.null_count,
+        array.offset,
+        [entries],
+    )
+    used = pairs.flatten()
+    keys = _converted(used.field(0), kind.key_field, f"{path}.key")
+    items = _converted(used.field(1), kind.item_field, f"{path}.value")
+    sizes = pc.fill_null(pc.list_value_length(pairs), 0).to_numpy()
+    offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))), pa.int32())
+    mask = array.is_null() if array.null_count else None
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)
+
+
+def _converted_values(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    """Convert and check values that are not nested."""
+    cast = functools.partial(_cast, kind=kind)
+    found = array
+    if array.type != kind or pa.types.is_decimal(kind):
+        try:
+            found = cast(array)
+        except pa.ArrowInvalid:
+            raise _unfit(array, path, cast, f"does not fit {named(kind)}") from None
+    if pa.types.is_string(kind):
+        if not _is_ascii(found):
+            _check(array, path, _utf8, "is not UTF-8")
+    elif pa.types.is_date(kind):
+        if not _is_within(found, pa.int32(), _FIRST_DAY, _LAST_DAY):
+            raise _unfit(array, path, _date, "is outside of the years 1 to 9999")
+    elif pa.types.is_timestamp(kind) and not _is_within(
+        found, pa.int64(), _FIRST_MICROS, _LAST_MICROS
+    ):
+        raise _unfit(array, path, _timestamp, "is outside of the years 1 to 9999")
+    return found
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast the values; nanoseconds and the time of a date may be cut off.
+
+    Raises:
+        pa.ArrowInvalid: A value does not fit.
+    """
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _short_offsets(array, kind)
+    if pa.types.is_decimal(array.type):
+        array.validate(full=True)
+    lossy = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return pc.cast(array, options=pc.CastOptions(target_type=kind, allow_time_truncate=lossy))
+
+
+def _short_offsets(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a large string or binary array in a type with offsets of 32 bits, not checked."""
+    if pa.types.is_large_string(array.type):
+        array = pa.Array.from_buffers(
+            pa.large_binary(), len(array), array.buffers(), array.null_count, array.offset
+        )
+    array = array.cast(pa.binary())
+    return _as_string(array) if pa.types.is_string(kind) else array
+
+
+def _is_ascii(array: pa.Array) -> bool:
+    """Whether all bytes of strings are ASCII. A check of the text takes three times longer."""
+    buffer = array.buffers()[2]
+    if buffer is None or not len(array):
+        return True
+    ends = np.frombuffer(array.buffers()[1], np.int32)
+    begin, end = ends[array.offset], ends[array.offset + len(array)]
+    return begin == end or bool(np.frombuffer(buffer, np.int8)[begin:end].min() >= 0)
+
+
+def _is_within(array: pa.Array, kind: pa.DataType, first: int, last: int) -> bool:
+    bounds = pc.min_max(array.view(kind)).as_py()
+    return bounds["min"] is None or (first <= bounds["min"] and bounds["max"] <= last)
+
+
+def _utf8(array: pa.Array) -> None:
+    array.validate(full=True)
+
+
+def _date(array: pa.Array) -> None:
+    if not _is_within(_cast(array, pa.date32()), pa.int32(), _FIRST_DAY, _LAST_DAY):
+        raise pa.ArrowInvalid
+
+
+def _timestamp(array: pa.Array) -> None:
+    kind = pa.timestamp("us", array.type.tz)
+    if not _is_within(_cast(array, kind), pa.int64(), _FIRST_MICROS, _LAST_MICROS):
+        raise pa.ArrowInvalid
+
+
+def _check(array: pa.Array, path: str, check: Callable[[pa.Array], object], why: str) -> None:
+    try:
+        check(array)
+    except pa.ArrowInvalid:
+        raise _unfit(array, path, check, why) from None
+
+
+def _unfit(
+    array: pa.Array, path: str, check: Callable[[pa.Array], object], why: str
+) -> _UnfitError:
+    """Return the error that names the first value that a check refuses."""
+    while len(array) > 1:
+        half = array.slice(0, len(array) // 2)
+        try:
+            check(half)
+        except pa.ArrowInvalid:
+            array = half
+        else:
+            array = array.slice(len(half))
+    return _UnfitError(f"{path}: {_shown(array)} {why}")
+
+
+def _shown(array: pa.Array) -> str:
+    """The only value of an array as short printable text. Its bytes may be anything."""
+    kind, unit = array.type, ""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        data = array.buffers()[2]
+        width = np.int64 if pa.types.is_large_string(kind) else np.int32
+        begin, end = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + 2]
+        value: object = data[int(begin) : int(end)].to_pybytes()[:_SHOWN]
+    elif pa.types.is_timestamp(kind):
+        value, unit = array.view(pa.int64())[0].as_py(), f" {kind.unit} since 1970"
+    elif pa.types.is_date(kind):
+        width = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+        value = array.view(width)[0].as_py()
+        unit = " days since 1970" if pa.types.is_date32(kind) else " ms since 1970"
+    else:
+        value = array[0].as_py()
+    text = repr(value) if isinstance(value, bytes | str) else str(value)
+    return (text if len(text) <= _SHOWN else f"{printable(text, _SHOWN - 3)}...") + unit
+
+
+def _check_partition(column: pa.ChunkedArray, field: pa.Field) -> None:
+    """Refuse values that the log cannot hold, or that a reader does not read from there."""
+    if pa.types.is_string(field.type) and not field.nullable:
+        if pc.any(pc.equal(column, "")).as_py():
+            raise _UnfitError(
+                f"{field.name}: '' is null in a partition column, and the table does not allow null"
+            )
+    elif pa.types.is_decimal(field.type) and field.type.scale > 0:
+        negative = column.filter(pc.less(column, pa.scalar(0, field.type)))
+        broken = negative.filter(pc.not_equal(pc.trunc(negative), negative))
+        if len(broken):  # deltalake writes the sign a second time when it reads the value
+            raise _UnfitError(
+                f"{field.name}: {broken[0].as_py()} is negative and not whole, which deltalake "
+                "does not read in a partition column"
+            )
+
+
+def _pieces(chunk: pa.Array) -> Iterator[pa.Array]:
+    """Cut an array that may not fit into offsets of 32 bits."""
+    parts = 1
+    while chunk.nbytes // parts >= _CHUNK_BYTES and parts < len(chunk):
+        parts *= 2
+    edges = [len(chunk) * number // parts for number in range(parts + 1)]
+    for begin, end in itertools.pairwise(edges):
+        yield chunk if parts == 1 else chunk.slice(begin, end - begin)
