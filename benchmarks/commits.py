@@ -1,14 +1,12 @@
 """Concurrent writers of one Delta table: batches per second and commit times.
 
-Single commits (`alone`) are compared with combined commits (`combined`), both with the numbers of
-the two-phase commit protocol, and with combined commits that store positions (`positions`, the
-default of new applications). Every writer writes a Parquet file of 100 rows and commits it with
-the transaction versions of two leases of its own. It repeats this until the time of the cell is
-over. At the end the log is read. Every file that a writer committed must be in the log exactly
-once. `positions_vs_combined` are the batches per second of both, divided.
+Single commits (`alone`) are compared with combined commits (`combined`, the default). Every writer
+writes a Parquet file of 100 rows and commits it with the positions of two shards of its own. It
+repeats this until the time of the cell is over. At the end the log is read. Every file that a
+writer committed must be in the log exactly once.
 
-`log_growth` measures how long a new reader takes to read the versions of 64 leases, and a single
-writer to commit, as the log grows. `one_by_one_ms` is the time of delta-rs for the same versions.
+`log_growth` measures how long a new reader takes to read the positions of 64 shards, and a single
+writer to commit, as the log grows. `one_by_one_ms` is the time of delta-rs for their transactions.
 
     python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--versions 10 1000 3000]
     [--json]
@@ -30,13 +28,15 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, shard_key
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry
 
 STREAM = "arn:aws:kinesis:us-east-1:111122223333:stream/orders/1760000000"
-WAYS = ("alone", "combined", "positions")
+WAYS = ("alone", "combined")
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 
 
@@ -45,35 +45,27 @@ def write_until(
 ) -> tuple[list[str], list[float]]:
     """Run one writer and return its committed files and the milliseconds of each commit."""
     sink = DeltaCommitter(DeltaSink(uri, combined_commits=way != "alone"), "bench")
-    sink.name_positions(short=True)
     writer = ArrowBatchWriter(None, uri)
     rows = pa.table(
         {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
         schema=SCHEMA,
     )
-    keys = tuple(f"{worker}-{name}" for name in "xy")
-    if way == "positions":
-        keys = tuple(shard_key(key, f"{STREAM}/{key}") for key in keys)
-    numbers = sink.txn_versions(keys)
+    found = sink.positions([f"{STREAM}/{worker}-{name}" for name in "xy"])
+    stored = dict(found.shards)
     start.wait()
     began, paths, millis, turn = time.perf_counter(), [], [], 0
     while time.perf_counter() - began < seconds:
         turn += 1
         written = writer.write(Batch(f"{worker}-{turn}", (), rows))
-        if way == "positions":
-            end = Position(str(10**55 + turn))
-            entries = [CommitEntry.to(key, numbers[key], end) for key in keys]
-        else:
-            entries = [CommitEntry(key, turn, numbers[key]) for key in keys]
+        end = Position(str(10**55 + turn))
+        entries = [Entry(key, one, end) for key, one in stored.items()]
         before = time.perf_counter()
-        outcome = sink.commit(written, entries)
+        outcome = sink.commit(found.table_id, written, entries)
         millis.append((time.perf_counter() - before) * 1000)
         if outcome.version is None:
             raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
         paths += [file.path for file in written.files]
-        numbers = {
-            key: entry.sets or TxnVersions(turn) for key, entry in zip(keys, entries, strict=True)
-        }
+        stored = {entry.key: entry.becomes for entry in entries}
     return paths, millis
 
 
@@ -83,7 +75,7 @@ def _child(queue: Any, *arguments: Any) -> None:
 
 def run_cell(uri: str, writers: int, way: str, seconds: float) -> dict[str, float]:
     """Measure one cell of the result on a new table."""
-    DeltaCommitter(DeltaSink(uri), "bench").ensure_table(SCHEMA)
+    DeltaCommitter(DeltaSink(uri), "bench").ensure(SCHEMA)
     context = multiprocessing.get_context("spawn")
     queue, start = context.Queue(), context.Barrier(writers)
     processes = [
@@ -111,31 +103,34 @@ def run_cell(uri: str, writers: int, way: str, seconds: float) -> dict[str, floa
 def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str, dict[str, float]]:
     """Return milliseconds at several log lengths, each the median over 25 versions."""
     sink = DeltaCommitter(DeltaSink(uri), "bench")
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     writer = ArrowBatchWriter(None, uri)
     rows = pa.table(
         {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
         schema=SCHEMA,
     )
-    keys = [f"lease-{number}" for number in range(leases)]
+    keys = [f"{STREAM}/lease-{number}" for number in range(leases)]
+    table_id, transactions = sink.positions([]).table_id, [names(f"bench/{k}")[0] for k in keys]
     results: dict[str, dict[str, list[float]]] = {}
-    number = None
+    stored = NOTHING_STORED
     for turn in range(1, max(versions) + 26):
-        entry = CommitEntry(keys[0], turn, TxnVersions(number))
+        entry = Entry(keys[0], stored, Position(str(turn)))
         written = writer.write(Batch(f"g-{turn}", (), rows))
         cell = next((start for start in versions if start <= turn < start + 25), None)
-        committed = _millis(sink.commit, written, [entry])
-        number = turn
+        committed = _millis(sink.commit, table_id, written, [entry])
+        stored = entry.becomes
         if cell is not None:
             reader = DeltaCommitter(DeltaSink(uri), "bench")
             samples = results.setdefault(
                 str(cell), {"numbers_ms": [], "commit_ms": [], "one_by_one_ms": []}
             )
-            samples["numbers_ms"].append(_millis(reader.txn_versions, keys))
+            samples["numbers_ms"].append(_millis(reader.positions, keys))
             samples["commit_ms"].append(committed)
             if turn % 8 == 0:
                 table = DeltaTable(uri)
-                samples["one_by_one_ms"].append(_millis(list, map(table.transaction_version, keys)))
+                samples["one_by_one_ms"].append(
+                    _millis(list, map(table.transaction_version, transactions))
+                )
     return {
         cell: {name: round(statistics.median(values), 1) for name, values in samples.items()}
         for cell, samples in results.items()
@@ -194,10 +189,6 @@ def main() -> None:
     results |= {
         key: sum(cell[key] for way in WAYS for cell in results[way].values())
         for key in ("missing", "repeated")
-    }
-    results["positions_vs_combined"] = {
-        writers: round(cell["batches_per_s"] / results["combined"][writers]["batches_per_s"], 2)
-        for writers, cell in results["positions"].items()
     }
     if arguments.json:
         print(json.dumps(results))

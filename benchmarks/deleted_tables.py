@@ -61,7 +61,6 @@ class DeletedTables(ProcessBenchmark):
             self.clock,
             size=NORMAL_BYTES,
             settings={
-                "batch": {"commit_protocol": "positions"},
                 "shard_sync": {"initial_position_in_stream": self._position},
             },
         )

@@ -55,8 +55,8 @@ JAVA: Final = {
 }
 
 
-def measure(leases: int, workers: int, protocol: str = "two_phase") -> list[dict[str, Any]]:
-    """Return one result for each rate of `RATES`, with a commit protocol."""
+def measure(leases: int, workers: int) -> list[dict[str, Any]]:
+    """Return one result for each rate of `RATES`."""
     fleet = Fleet(leases, workers, clock=VirtualClock())
     leader = fleet.worker(LEADER, leads=True)
     leader.start_up()
@@ -64,7 +64,7 @@ def measure(leases: int, workers: int, protocol: str = "two_phase") -> list[dict
     shared.add(standbys(fleet, workers, 0.0))
     cases = []
     for rate in RATES:
-        own, batches = _worker(leases // workers, rate, protocol)
+        own, batches = _worker(leases // workers, rate)
         total = Meter()
         total.add(shared, 1 / leases)
         total.add(own, workers / leases)
@@ -72,7 +72,6 @@ def measure(leases: int, workers: int, protocol: str = "two_phase") -> list[dict
             {
                 "leases": leases,
                 "workers": workers,
-                "commit_protocol": protocol,
                 "target_batches_per_s": rate,
                 "batches_per_s": round(batches, 2),
                 "rcu_per_lease_s": round(total.total_rcu, 4),
@@ -83,11 +82,10 @@ def measure(leases: int, workers: int, protocol: str = "two_phase") -> list[dict
     return cases
 
 
-def _worker(leases: int, rate: int, protocol: str) -> tuple[Meter, float]:
+def _worker(leases: int, rate: int) -> tuple[Meter, float]:
     """Return the requests and the batches of one worker per second."""
     kinesis = BusyKinesis(leases) if rate else None
     chosen = _SETTINGS[rate]
-    chosen = chosen | {"batch": {**chosen.get("batch", {}), "commit_protocol": protocol}}
     fleet = Fleet(leases, 1, begun=True, kinesis=kinesis, clock=VirtualClock(), **chosen)
     worker = fleet.worker(LEADER)
     worker.start_up()
@@ -117,16 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dynamodb_cost", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print only one JSON line")
     parser.add_argument("--fast", action="store_true", help="10 leases only")
-    parser.add_argument(
-        "--protocol",
-        choices=("two_phase", "positions"),
-        default="positions",
-        help="batch.commit_protocol of the workers (default: that of new applications)",
-    )
     options = parser.parse_args(arguments)
     cases = []
     for leases, workers in FAST_CASES if options.fast else CASES:
-        cases += measure(leases, workers, options.protocol)
+        cases += measure(leases, workers)
         print(f"{leases} leases done", file=sys.stderr)
     if not options.json:
         for case in cases:

@@ -253,11 +253,6 @@ class FailoverFleet:
             return None
         return None if lock is None or lock.is_released else lock.owner_name
 
-    def protocol(self) -> str:
-        """Return the commit protocol that the application's record names."""
-        record = self._tables.coordinator.read_application()
-        return "positions" if record is not None and record.identity.positions else "two_phase"
-
     def owners(self) -> dict[str, str | None]:
         """Return the owner of each unfinished lease; none before there is a table."""
         try:

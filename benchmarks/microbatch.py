@@ -40,13 +40,15 @@ import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.aws import AwsClients, SessionOptions
-from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TxnVersions
+from kcl_pipeline.batch import Batch, BatchWriter
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event, ReadFinished
 from kcl_pipeline.kinesis.decode.bodies import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry
 from kcl_pipeline.spark.session import build_session, warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
 
@@ -73,12 +75,12 @@ def records_of(count: int) -> pa.Table:
 class Way:
     """Writer and sink that commit batches into a separate table.
 
-    They do what a worker does after the prepare.
+    They do what a worker does.
     """
 
     def __init__(self, name: str, writer: BatchWriter, sink: DeltaCommitter) -> None:
         self._name, self._writer, self._sink = name, writer, sink
-        self._numbers = TxnVersions()
+        self._stored = NOTHING_STORED
         self._turn = itertools.count(1)
 
     def __call__(self, records: pa.Table) -> None:
@@ -86,10 +88,12 @@ class Way:
         turn = next(self._turn)
         written = self._writer.write(Batch(f"{self._name}-{turn}", (), records))
         if turn == 1:
-            self._sink.ensure_table(written.schema)
-        outcome = self._sink.commit(written, [CommitEntry("lease", turn, self._numbers)])
+            self._sink.ensure(written.schema)
+            self._table_id = self._sink.positions([]).table_id
+        entry = Entry("stream/0/shard", self._stored, Position(str(turn)))
+        outcome = self._sink.commit(self._table_id, written, [entry])
         assert outcome.version is not None
-        self._numbers = TxnVersions(turn)
+        self._stored = entry.becomes
 
 
 def batches(folder: Path, rounds: int) -> dict[str, Any]:

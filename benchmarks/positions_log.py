@@ -6,8 +6,6 @@ Batches of 64 shards are committed with their positions until every shard has on
 hundred more. New processes open the table and read the positions of 64 shards.
 
 - `kb_per_commit`: bytes of the log per commit of 64 shards, without log checkpoints.
-- `kb_per_commit_long_names`: the same with the names of applications of older versions.
-- `kb_per_commit_two_phase`: the same with the numbers of the two-phase commit protocol.
 - `mb_per_day`: of one worker with 64 shards that commits `commits_per_s` times per second, the rate
   of a worker that polls with default settings.
 - `checkpoint_kb`: the last log checkpoint, which has the positions of all shards.
@@ -31,10 +29,11 @@ from typing import Any, Final
 import psutil
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, shard_key
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 BATCH_SHARDS: Final = 64
@@ -46,28 +45,27 @@ STREAM: Final = "arn:aws:kinesis:us-east-1:111122223333:stream/orders/1760000000
 
 
 def keys_of(shards: int) -> list[str]:
-    """Return keys as a worker has them: the lease key and the name of the shard."""
-    names = [f"shardId-{number:012d}" for number in range(shards)]
-    return [shard_key(name, f"{STREAM}/{name}") for name in names]
+    """Return keys as a worker has them (`sinks.sink.shard_key`)."""
+    return [f"{STREAM}/shardId-{number:012d}" for number in range(shards)]
 
 
 class Table:
     """One Delta table, to which batches of shards are committed."""
 
-    def __init__(self, uri: str, *, short: bool = True) -> None:
+    def __init__(self, uri: str) -> None:
         self.log = Path(uri) / "_delta_log"
         self._sink = DeltaCommitter(DeltaSink(uri), "orders")
-        self._sink.name_positions(short=short)
-        self._sink.ensure_table(SCHEMA)
+        self._sink.ensure(SCHEMA)
+        self._table_id = self._sink.positions([]).table_id
         self._writer = ArrowBatchWriter(None, uri)
         self._rows = pa.table(
             {"id": pa.array(range(64), pa.int64()), "data": pa.array([bytes(100)] * 64)},
             schema=SCHEMA,
         )
-        self._versions: dict[str, TxnVersions] = {}
+        self._stored: dict[str, StoredPosition] = {}
         self._turn = 0
 
-    def commit(self, keys: Sequence[str], *, positions: bool = True) -> int:
+    def commit(self, keys: Sequence[str]) -> int:
         """Commit one batch of these shards and return the bytes of its log entry.
 
         Raises:
@@ -75,20 +73,13 @@ class Table:
         """
         self._turn += 1
         written = self._writer.write(Batch(f"b-{self._turn}", (), self._rows))
-        entries = [self._entry(key, positions=positions) for key in keys]
-        outcome = self._sink.commit(written, entries)
+        end = Position(str(49 * 10**54 + self._turn))
+        entries = [Entry(key, self._stored.get(key, NOTHING_STORED), end) for key in keys]
+        outcome = self._sink.commit(self._table_id, written, entries)
         if outcome.version is None:
-            raise AssertionError(outcome.reason)
-        self._versions |= {
-            entry.lease_key: entry.sets or TxnVersions(entry.number) for entry in entries
-        }
+            raise AssertionError(f"refused: {outcome.refused}")
+        self._stored |= {entry.key: entry.becomes for entry in entries}
         return (self.log / f"{outcome.version:020d}.json").stat().st_size
-
-    def _entry(self, key: str, *, positions: bool) -> CommitEntry:
-        expected = self._versions.get(key, TxnVersions())
-        if positions:
-            return CommitEntry.to(key, expected, Position(str(49 * 10**54 + self._turn)))
-        return CommitEntry(key, (expected.data or 0) + 1, expected)
 
 
 def opening(uri: str, shards: int) -> tuple[float, float]:
@@ -107,9 +98,9 @@ def opening(uri: str, shards: int) -> tuple[float, float]:
 def open_once(uri: str, shards: int) -> dict[str, float]:
     """Open the table in this process, which has imported everything before."""
     before, began = _resident_mb(), time.perf_counter()
-    found = DeltaCommitter(DeltaSink(uri), "orders").txn_versions(keys_of(shards)[-BATCH_SHARDS:])
+    found = DeltaCommitter(DeltaSink(uri), "orders").positions(keys_of(shards)[-BATCH_SHARDS:])
     millis = (time.perf_counter() - began) * 1000
-    if not all(versions.position for versions in found.values()):
+    if not all(one.position for one in found.shards.values()):
         raise AssertionError("a position is missing")
     return {"ms": millis, "mb": _resident_mb() - before}
 
@@ -123,10 +114,6 @@ def run(folder: str, shards: int) -> dict[str, Any]:
     keys = keys_of(shards)
     small = Table(f"{folder}/small")
     small.commit(keys[:BATCH_SHARDS])
-    others = keys_of(2 * BATCH_SHARDS)[BATCH_SHARDS:]
-    two_phase = [small.commit(others, positions=False) for _ in range(COMMITS)]
-    long_names = Table(f"{folder}/long", short=False)
-    long = [long_names.commit(keys[:BATCH_SHARDS]) for _ in range(COMMITS)]
     large = Table(f"{folder}/large")
     for first in range(0, shards, BATCH_SHARDS):
         large.commit(keys[first : first + BATCH_SHARDS])
@@ -140,8 +127,6 @@ def run(folder: str, shards: int) -> dict[str, Any]:
     return {
         "shards": shards,
         "kb_per_commit": round(kb, 1),
-        "kb_per_commit_long_names": round(statistics.mean(long) / 1024, 1),
-        "kb_per_commit_two_phase": round(statistics.mean(two_phase) / 1024, 1),
         "commits_per_s": COMMITS_PER_S,
         "mb_per_day": round(kb * COMMITS_PER_S * 86_400 / 1024),
         "checkpoint_kb": round(checkpoints[-1].stat().st_size / 1024) if checkpoints else None,

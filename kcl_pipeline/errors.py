@@ -174,7 +174,7 @@ class TableMismatchError(SinkError):
 
 
 class CommitStoppedError(SinkError):
-    """The worker was stopped between two attempts to read again, prepare or commit a batch.
+    """The worker was stopped between two attempts to read again or commit a batch.
 
     The next owner of its leases finds out whether the batch landed.
     """

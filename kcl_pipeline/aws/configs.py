@@ -50,7 +50,7 @@ def dynamodb_config(settings: ConsumerSettings) -> Config:
         connect_timeout=min(CONNECT_TIMEOUT_SECONDS, seconds),
         read_timeout=seconds,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # twice: renewals and prepares
+        # twice: renewals and other writes
         max_pool_connections=2 * lease.max_lease_renewal_threads + LEADER_CONNECTIONS,
         tcp_keepalive=True,
     )

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kcl_pipeline.cli.control.downgrade import downgrade
 from kcl_pipeline.cli.control.moving import drain, move, rebalance
 from kcl_pipeline.cli.control.pausing import pause, resume
 from kcl_pipeline.cli.control.replay import replay
@@ -73,7 +72,7 @@ app.add_typer(_group(workers, {"drain": drain}), name="workers")
 for _command in (
     *(init, run, dev, worker, local),
     *(top, leader, plan, application, dead_letters, losses),
-    *(pause, resume, rebalance, seek, downgrade, retire),
+    *(pause, resume, rebalance, seek, retire),
     *(compact, vacuum, replay, doctor),
 ):
     app.command()(_command)

@@ -96,9 +96,9 @@ class LeaseSettings(StrictSettings):
     checkpoint_lag_millis: int | None = Field(
         None,
         ge=0,
-        description="With batch.commit_protocol positions: longest time between a commit and the "
-        "checkpoint in the lease row. A renewal writes it. None: the renewal interval. 0: after "
-        "every batch, by a write of its own. Only a worker of the Java KCL repeats records for it",
+        description="Longest time between a commit and the checkpoint in the lease row. A renewal "
+        "writes it. None: the renewal interval. 0: after every batch, by a write of its own. Only "
+        "a worker of the Java KCL repeats records for it. A function as the sink always has 0",
     )
     consistent_reads: bool = Field(
         True, description="KCL: false; a fast takeover may then read an older checkpoint"
@@ -186,14 +186,6 @@ class BatchSettings(StrictSettings):
         description="A small batch waits this long for more records, and five times as long while "
         "its shards are behind. It does not wait if no read is under way or due in that time. With "
         "enhanced fan-out, the least time between two small batches",
-    )
-    commit_protocol: Literal["two_phase", "positions"] | None = Field(
-        None,
-        description="How batches are committed exactly once. positions: the table itself stores "
-        "the position of each shard, and no row is written before a commit. two_phase: each batch "
-        "first writes its end to the lease rows. None: as the application is recorded; a new one "
-        "gets positions. A sink that cannot store positions, such as ForeachBatchSink, uses "
-        "two_phase",
     )
     failed_records: Literal["dead_letter", "fail", "skip"] = Field(
         "dead_letter",

@@ -84,19 +84,12 @@ def seek_plan(found: SeekPlan) -> list[str]:
     if found.held:
         owners = ", ".join(sorted(set(found.held.values())))
         lines.append(f"{counted(len(found.held), 'lease')} held by {owners}: a pause is needed")
-    if found.pending:
-        batches = counted(len(found.pending), "prepared batch", "prepared batches")
-        lines.append(f"{batches} would be settled first")
     return lines
 
 
 def sought(done: Sought) -> list[str]:
     """What a seek has changed."""
     lines = [f"{counted(len(done.written), 'position')} changed"]
-    if done.landed or done.fenced:
-        lines.append(
-            f"prepared batches: {len(done.landed)} had landed, {len(done.fenced)} made impossible"
-        )
     if done.refused:
         lines.append(f"not changed, because their rows changed: {', '.join(done.refused)}")
     if done.is_paused:
@@ -110,7 +103,6 @@ def plan_as_dict(found: SeekPlan) -> dict[str, Any]:
         "dry_run": True,
         "changes": [change_as_dict(one) for one in found.changes],
         "held": dict(found.held),
-        "pending": list(found.pending),
     }
 
 
@@ -120,8 +112,6 @@ def sought_as_dict(done: Sought) -> dict[str, Any]:
         "dry_run": False,
         "changes": [change_as_dict(one) for one in done.written],
         "refused": list(done.refused),
-        "landed": list(done.landed),
-        "fenced": list(done.fenced),
         "is_paused": done.is_paused,
     }
 

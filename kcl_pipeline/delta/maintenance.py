@@ -17,19 +17,19 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.commits.announcements import (
+from kcl_pipeline.delta.errors import delta_errors
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.storage.options import delta_options
+from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.sinks.announcements import (
     FOLDER,
     MAX_ANNOUNCEMENT_BYTES,
     AnnouncementError,
     decoded,
     is_announcement,
 )
-from kcl_pipeline.delta.errors import delta_errors
-from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.storage.objects import UnsafeObjectError
-from kcl_pipeline.delta.storage.options import delta_options
-from kcl_pipeline.delta.storage.storage import open_storage, table_root
-from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.sinks.objects import UnsafeObjectError
 
 DEFAULT_RETENTION_HOURS: Final = 168
 MINIMUM_RETENTION_HOURS: Final = 1
@@ -131,7 +131,7 @@ def vacuum(
 ) -> tuple[str, ...]:
     """Remove files that no version of the last `retention_hours` uses, and abandoned batches.
 
-    The files of a prepared or announced batch are in no version either. They are protected only by
+    The files of a written or announced batch are in no version either. They are protected only by
     their age: files younger than the retention time are never removed. The retention time must
     therefore be longer than any pause of a worker between write and commit, and longer than any
     query.

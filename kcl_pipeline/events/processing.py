@@ -13,14 +13,13 @@ class HangStep(StrEnum):
 
     LEASES: it looks at leases, completes handoffs, and begins and ends shards. READING: it takes
     records that were read; with an executor fetch, it waits for the Spark job that reads and
-    transforms them. WRITING: it runs the transform and writes its rows. PREPARING and COMMITTING:
-    see the commit protocol. REPORTING: it reports the progress of the worker.
+    transforms them. WRITING: it runs the transform and writes its rows. COMMITTING: it commits
+    them. REPORTING: it reports the progress of the worker.
     """
 
     LEASES = "leases"
     READING = "reading"
     WRITING = "writing"
-    PREPARING = "preparing"
     COMMITTING = "committing"
     REPORTING = "reporting"
 

@@ -132,8 +132,7 @@ class BatchCommitted(Event):
     """A batch is in the sink.
 
     Attributes:
-        milliseconds: Duration of each phase: job (executor fetch), write, prepare (only the part
-            after the files were written), commit, rewrite.
+        milliseconds: Duration of each phase: job (executor fetch), write, commit, rewrite.
         table_version: Version of the table. None: the sink has no versions.
         records_by_lease: Number of records by lease key.
         data_bytes_by_lease: Bytes of the data of the records that were read, by lease key.
@@ -163,19 +162,6 @@ class BatchRefused(Event):
     batch_id: str
     lease_keys: tuple[str, ...]
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PendingResolved(Event):
-    """A worker has resolved the pending checkpoint of a lease that it took.
-
-    Attributes:
-        landed: Whether the table has the batch. Otherwise the worker has committed a fence.
-    """
-
-    worker_id: str
-    lease_key: str
-    landed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +282,15 @@ class ShardResumed(Event):
 class StallStep(StrEnum):
     """What a stalled shard waits for.
 
-    WAITING_FOR_PARENT: the end of its parents. RESOLVING: the resolution of the pending checkpoint
-    of its previous owner. READING: records of Kinesis. QUEUED: the processing thread has to take
+    WAITING_FOR_PARENT: the end of its parents. STARTING: the position to read from, which row and
+    table decide. READING: records of Kinesis. QUEUED: the processing thread has to take
     its records or its lease. PROCESSING: the commit of a batch that contains it. ENDING: the
     checkpoint at its end. LEAVING: the handoff to another worker. UNKNOWN_STREAM: nothing; this
     worker does not read its stream.
     """
 
     WAITING_FOR_PARENT = "waiting_for_parent"
-    RESOLVING = "resolving"
+    STARTING = "starting"
     READING = "reading"
     QUEUED = "queued"
     PROCESSING = "processing"

@@ -138,25 +138,13 @@ class ApplicationChange:
             token: Unique text of this call.
 
         Raises:
-            ApplicationInUseError: Workers are running, or a lease has a pending checkpoint. Only
-                the former sink knows whether that batch landed.
+            ApplicationInUseError: Workers are running, or another process changes a row.
         """
         record = self._coordinator_table.read_application()
         if record is None or record.identity.sink == wanted.sink:
             return Acceptance(None if record is None else record.identity, wanted)
-        leases = self._require_no_workers()
-        pending = next((lease for lease in leases if lease.pending_checkpoint is not None), None)
-        if pending is not None:
-            raise ApplicationInUseError(
-                f"the lease {pending.lease_key} has a pending batch, and only the former sink "
-                f"{record.identity.sink} knows whether it landed; run one worker with that sink "
-                "and --drain first"
-            )
-        self._remove_marks(leases, record, token)
-        # A sink that cannot store positions has a start with `positions` False.
-        positions = False if wanted.positions is False else record.identity.positions
-        after = replace(record.identity, sink=wanted.sink, positions=positions)
-        after = after.decided if positions is None else after
+        self._remove_marks(self._require_no_workers(), record, token)
+        after = replace(record.identity, sink=wanted.sink)
         self._record(after, record)
         return Acceptance(record.identity, after)
 
@@ -249,13 +237,7 @@ class ApplicationChange:
 def _with_sink(
     wanted: ApplicationIdentity, before: ApplicationIdentity | None
 ) -> ApplicationIdentity:
-    """Return the identity of a start with the recorded sink and protocol, if there is a record."""
+    """Return the identity of a start with the recorded sink, if there is a record."""
     if before is None:
-        return wanted.decided
-    return replace(
-        wanted,
-        sink=before.sink,
-        positions=before.positions,
-        short_names=before.short_names,
-        changing=False,
-    )
+        return wanted
+    return replace(wanted, sink=before.sink, changing=False)

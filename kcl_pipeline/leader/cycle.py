@@ -118,7 +118,7 @@ class LeaderCycle:
         )
         known = (coordinator_table, lease_table, kinesis, streams)
         self._application = ApplicationGuard(settings, *known)
-        led = (streams, self._election, streams.asking(stored))
+        led = (streams, self._election, stored)
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, *led)
         self._deleted_rows = DeletedRows(lease_table, kinesis, events, *led)
         self._cleaning = Cleaning(

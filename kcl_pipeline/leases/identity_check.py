@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.leases.application.identity import (
     ACCEPT_STREAMS,
@@ -46,7 +45,6 @@ def ensure_application(
     lease_table: LeaseTable,
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
-    prefers_short_names: Callable[[], bool] = lambda: False,
 ) -> ApplicationRecord:
     """Record the identity, or the streams that a start adds, and return the record.
 
@@ -59,8 +57,6 @@ def ensure_application(
         wanted: The identity of the start.
         list_shards: Lists all shards of a single stream. Called only if there are leases but no
             record.
-        prefers_short_names: Whether positions get short names (`batch.ShortNames`). Called only if
-            no record says that the table stores positions.
 
     Raises:
         OtherApplicationError: The start does not fit.
@@ -68,14 +64,11 @@ def ensure_application(
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()
         if record is None:
-            fitting = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
-            following = fitting.decided
+            following = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
         else:
             following = successor(name, record.identity, wanted)
             if following == record.identity:
                 return record
-        if following.positions and not (record is not None and record.identity.positions):
-            following = replace(following, short_names=prefers_short_names())
         if coordinator_table.put_application(following, replacing=record):
             # An operator may have removed an unreadable record of a paused application
             control = coordinator_table.read_control() if record is None else record.control
@@ -141,33 +134,6 @@ def check_leases(
     return replace(wanted, streams=streams)
 
 
-def wanted_positions(settings: ConsumerSettings, *, stores_positions: bool) -> bool | None:
-    """Return whether the table of a sink stores the positions after a start. None: as recorded.
-
-    Args:
-        settings: The settings of the start.
-        stores_positions: Whether the sink can store positions.
-    """
-    protocol = settings.batch.commit_protocol
-    if protocol is None and stores_positions:
-        return None
-    return stores_positions and protocol == "positions"
-
-
-def protocol_of(identity: ApplicationIdentity) -> str | None:
-    """Return the recorded commit protocol. None: no worker has recorded its sink yet."""
-    if identity.positions is None:
-        return None
-    return "positions" if identity.positions else "two_phase"
-
-
-def position_names_of(identity: ApplicationIdentity) -> str | None:
-    """Return which names new positions get in the table. None: it stores no positions."""
-    if not identity.positions:
-        return None
-    return "short" if identity.short_names else "long"
-
-
 def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
     """Return the record for the output of `--json`."""
     if record is None:
@@ -180,7 +146,5 @@ def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
             for stream in identity.streams
         ],
         "sink": identity.sink,
-        "commit_protocol": protocol_of(identity),
-        "position_names": position_names_of(identity),
         "changing": identity.changing,
     }

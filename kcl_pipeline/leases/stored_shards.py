@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kcl_pipeline.batch import TransactionalSink, shard_key
-from kcl_pipeline.errors import SinkError
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Sink, StoredPosition, shard_key
 
-StoredShards = Callable[[StreamId, Iterable[str]], Mapping[str, bool]]
-"""Returns which shards of a stream have a position in the table, and whether each has ended.
+StoredShards = Callable[[StreamId, Iterable[str]], Mapping[str, StoredPosition]]
+"""Returns what the table stores for shards of a stream, without those that it does not know.
 
 Raises `SinkError` if the table cannot be read.
 """
-
-
-def position_key(stream: StreamId, lease: Lease) -> str | None:
-    """Return the key of the position of a lease in a sink (`batch.shard_key`).
-
-    None: ARN or creation time of the stream are unknown.
-    """
-    created = stream.creation_epoch
-    if created is None and stream.created_millis is not None:
-        created = stream.created_millis // 1000
-    if stream.arn is None or created is None:
-        return None
-    return shard_key(lease.transaction_key, f"{stream.arn}/{created}/{lease.shard_id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +23,10 @@ class SinkShards:
         open_sink: Returns the sink that stores positions, also if it is called again.
     """
 
-    open_sink: Callable[[], TransactionalSink]
+    open_sink: Callable[[], Sink]
 
-    def __call__(self, stream: StreamId, shard_ids: Iterable[str]) -> Mapping[str, bool]:
+    def __call__(self, stream: StreamId, shard_ids: Iterable[str]) -> Mapping[str, StoredPosition]:
         """See `StoredShards`."""
-        keys: dict[str, str] = {}
-        for shard_id in shard_ids:
-            lease = Lease(stream.lease_key(shard_id), TRIM_HORIZON, stream_mark=stream.lease_mark)
-            key = position_key(stream, lease)
-            if key is None:
-                raise SinkError(
-                    f"positions of {stream.name} have no name in the table: its ARN or creation "
-                    "time is unknown"
-                )
-            keys[key] = shard_id
-        found = self.open_sink().txn_versions(list(keys)) if keys else {}
-        return {keys[key]: one.ended for key, one in found.items() if one.number is not None}
+        keys = {shard_key(stream, one): one for one in shard_ids}
+        found = self.open_sink().positions(list(keys)).shards if keys else {}
+        return {keys[key]: one for key, one in found.items() if one != NOTHING_STORED}

@@ -231,7 +231,6 @@ class KinesisPipeline:
             tables.workers,
             tables.coordinator,
             sink_address=sink_address(self.sink),
-            stores_positions=isinstance(self.sink, DeltaSink),
             clock=clock,
             rng=random.SystemRandom(),
             events=events,

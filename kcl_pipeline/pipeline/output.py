@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from kcl_pipeline.batch import BatchWriter, TransactionalSink
+    from kcl_pipeline.batch import BatchWriter
     from kcl_pipeline.delta.results import TableColumns
     from kcl_pipeline.kinesis.ranges import RangeJobs
+    from kcl_pipeline.sinks.sink import Sink
     from kcl_pipeline.spark.executors import TaskSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
 
@@ -51,7 +52,7 @@ class PipelineOutput:
         clients: AwsClients,
         events: EventSink = ignore_events,
         memory: MemoryBudget | None = None,
-    ) -> tuple[BatchWriter, TransactionalSink, RangeJobs | None]:
+    ) -> tuple[BatchWriter, Sink, RangeJobs | None]:
         """Return the writer, the sink, and the jobs of executors that fetch, if they do.
 
         For a `ForeachBatchSink` the writer and the sink are one object. pyspark is loaded only if a
@@ -130,12 +131,12 @@ class PipelineOutput:
         return isinstance(self.sink, DeltaSink) or self.sink.dead_letter_uri is not None
 
     def stored_shards(self) -> StoredShards | None:
-        """Return what asks the table for positions. None: the table stores none by the settings.
+        """Return what asks the table for positions. None: the sink stores none.
 
         The table is not opened before the first question.
         """
         sink, name = self.sink, self.name
-        if self.settings.batch.commit_protocol == "two_phase" or not isinstance(sink, DeltaSink):
+        if not isinstance(sink, DeltaSink):
             return None
         return SinkShards(cache(lambda: DeltaCommitter(sink, name)))
 

@@ -15,6 +15,7 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
 
 
 def leases_with_stored(
@@ -22,7 +23,7 @@ def leases_with_stored(
     wanted: Iterable[Lease],
     shards: Sequence[Shard],
     rows: Mapping[str, Lease],
-    stored: Mapping[str, bool],
+    stored: Mapping[str, StoredPosition],
     initial: InitialPosition,
 ) -> tuple[Lease, ...]:
     """Return the leases to create if the table stores positions.
@@ -32,7 +33,7 @@ def leases_with_stored(
         wanted: The leases that the initial position alone requires.
         shards: All shards of the stream.
         rows: The existing leases by shard id.
-        stored: The shards in the table, and whether each has ended.
+        stored: What the table stores, for each shard that it knows.
         initial: The initial position of the settings.
 
     Returns:
@@ -58,17 +59,20 @@ def leases_with_stored(
 
 
 def _finished(
-    ordered: Sequence[Shard], rows: Mapping[str, Lease], stored: Mapping[str, bool]
+    ordered: Sequence[Shard], rows: Mapping[str, Lease], stored: Mapping[str, StoredPosition]
 ) -> set[str]:
     """Return the shards that have ended in the table, and all ancestors of begun shards.
 
     No shard begins before its parents have ended. A Java worker may have ended a shard that the
     table shows as unfinished; then its row was deleted after its children had begun.
     """
-    finished = {shard_id for shard_id, ended in stored.items() if ended}
+    finished = {shard_id for shard_id, one in stored.items() if one.ended}
     for shard in reversed(ordered):
         row = rows.get(shard.shard_id)
-        is_begun = row is not None and (row.ended or not row.checkpoint.is_sentinel)
-        if is_begun or shard.shard_id in stored or shard.shard_id in finished:
+        known = stored.get(shard.shard_id, NOTHING_STORED)
+        is_begun = known.has_begun or (
+            row is not None and (row.ended or not row.checkpoint.is_sentinel)
+        )
+        if is_begun or shard.shard_id in finished:
             finished.update(shard.parents)
     return finished

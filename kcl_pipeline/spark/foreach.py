@@ -27,11 +27,8 @@ from kcl_pipeline.arguments import (
 from kcl_pipeline.batch import (
     NOTHING_WRITTEN,
     Batch,
-    CommitEntry,
-    CommitOutcome,
     DataFile,
     ShardRange,
-    TxnVersions,
     Written,
 )
 from kcl_pipeline.clock import SystemClock
@@ -40,6 +37,13 @@ from kcl_pipeline.delta.settings import DeltaSink, check_address
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.settings_errors import names_only, without_credentials
+from kcl_pipeline.sinks.sink import (
+    NOTHING_STORED,
+    CommitOutcome,
+    Entry,
+    Positions,
+    check_entries,
+)
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
@@ -52,21 +56,18 @@ from kcl_pipeline.transform.rejected import (
 )
 
 _BATCHES_KEPT: Final = 8
+_FUNCTION: Final = "function"
+"""In place of the id of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchIdentity:
-    """The identity of a batch.
-
-    A range that another worker repeats has another number, and possibly another end.
-    """
+    """The identity of a batch. A range that is repeated may have another end."""
 
     batch_id: str
     """Name of the batch."""
     ranges: tuple[ShardRange, ...]
-    """Its ranges (first position exclusive, last inclusive)."""
-    numbers: Mapping[str, int]
-    """By lease key, the number of the batch in the lease row."""
+    """Its ranges (first position exclusive, last inclusive). They identify its records."""
 
 
 @checked_arguments
@@ -117,13 +118,14 @@ class ForeachBatchSink:
 
 
 class ForeachBatch:
-    """Both the `BatchWriter` and the `TransactionalSink` of a `ForeachBatchSink`.
+    """Both the `BatchWriter` and the `Sink` of a `ForeachBatchSink`.
 
     `write` runs the transform and keeps its result, so that failed records are found before the
-    prepare. `commit` calls the function, when the batch has its numbers. The numbers exist only in
-    this process. The next owner of a lease does not know them and repeats a pending batch, so the
-    sink is at least once.
+    function is called by `commit`. No position is stored with what the function writes, so a batch
+    that was not checkpointed is processed again.
     """
+
+    stores_positions = False
 
     def __init__(
         self,
@@ -141,7 +143,6 @@ class ForeachBatch:
         self._probe = SparkProbe(
             session, lambda frame, records: transformed(frame, transform, records)
         )
-        self._numbers: dict[str, TxnVersions] = {}
         self._written = self._version = 0
 
     def write(self, batch: Batch) -> Written:
@@ -173,42 +174,36 @@ class ForeachBatch:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
         return self._probe.errors(parts)
 
-    def ensure_table(self, schema: pa.Schema) -> None:
+    def ensure(self, schema: pa.Schema) -> None:
         """Do nothing: the function has its own store."""
 
-    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """The numbers of the batches that this process has committed."""
-        return {key: self._numbers.get(key, TxnVersions()) for key in lease_keys}
+    def positions(self, keys: Sequence[str]) -> Positions:
+        """Return nothing: the worker knows what it has committed since it took a lease."""
+        return Positions(_FUNCTION, dict.fromkeys(keys, NOTHING_STORED))
 
-    def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        """Call the function.
+    def commit(
+        self,
+        table_id: str | None,  # noqa: ARG002 (there is one function)
+        written: Written,
+        entries: Sequence[Entry],
+    ) -> CommitOutcome:
+        """Call the function with the rows, if there are any.
 
         Raises:
             SinkError: The function raised an error. The worker calls it again, although it may
                 have written the rows.
         """
-        now = self.txn_versions([entry.lease_key for entry in entries])
-        if all(now[entry.lease_key].data == entry.number for entry in entries):
-            return CommitOutcome(self._version)
-        refused = tuple(
-            entry.lease_key for entry in entries if now[entry.lease_key] != entry.expected
-        )
-        if refused:
-            return CommitOutcome(None, refused)
+        check_entries(entries)
         if written.files:
-            self._call(written.files[0].path, entries)
-        self._numbers |= {
-            entry.lease_key: TxnVersions(entry.number, entry.expected.fence) for entry in entries
-        }
+            self._call(written.files[0].path)
         self._version += 1
         return CommitOutcome(self._version)
 
-    def _call(self, name: str, entries: Sequence[CommitEntry]) -> None:
+    def _call(self, name: str) -> None:
         if name not in self._kept:
             raise SinkError("the result of the batch was dropped; it must be written again")
         kept = self._kept[name]
-        numbers = {entry.lease_key: entry.number for entry in entries}
-        identity = BatchIdentity(kept.batch.batch_id, kept.batch.ranges, numbers)
+        identity = BatchIdentity(kept.batch.batch_id, kept.batch.ranges)
         try:
             self._sink.function(kept.frame, identity)
         except Exception as error:
@@ -217,13 +212,6 @@ class ForeachBatch:
                 f"{spark_line(error)}"
             ) from error
         self._kept.pop(name).persisted.unpersist()
-
-    def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
-        """Return the expected numbers, if they match. There is no log for a fence.
-
-        The function may still be running in the old owner.
-        """
-        return expected if self._numbers.get(lease_key, TxnVersions()) == expected else None
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """Append failed records that are not in the dead-letter table yet.

@@ -9,27 +9,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import (
-    CommitEntry,
-    CommitOutcome,
-    PositionStore,
-    TransactionalSink,
-    TxnVersions,
-    Written,
-)
+from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError, SettingsError, SinkError, UnavailableError
-from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 
-SINK_CALLS: Final = (
-    "ensure_table",
-    "txn_versions",
-    "commit",
-    "fence",
-    "move",
-    "write_dead_letters",
-)
+SINK_CALLS: Final = ("ensure", "positions", "commit", "write_dead_letters")
 KINESIS_CALLS: Final = {
     "resolve_stream": "DescribeStreamSummary",
     "list_shards": "ListShards",
@@ -132,62 +118,32 @@ class FailingKinesis(InMemoryKinesis):
 
 
 class FailingSink:
-    """The sink of a process under test (`TransactionalSink`)."""
+    """The sink of a process under test (`Sink`)."""
 
-    def __init__(self, base: TransactionalSink, process: WorkerProcess) -> None:
+    def __init__(self, base: Sink, process: WorkerProcess) -> None:
         self._base = base
         self._call = process.call
+        self.stores_positions = base.stores_positions
 
-    def ensure_table(self, schema: pa.Schema) -> None:
-        """See `TransactionalSink.ensure_table`."""
-        self._call("ensure_table", self._base.ensure_table, schema)
+    def ensure(self, schema: pa.Schema) -> None:
+        """See `Sink.ensure`."""
+        self._call("ensure", self._base.ensure, schema)
 
-    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """See `TransactionalSink.txn_versions`."""
-        found: dict[str, TxnVersions] = self._call(
-            "txn_versions", self._base.txn_versions, lease_keys
-        )
+    def positions(self, keys: Sequence[str]) -> Positions:
+        """See `Sink.positions`."""
+        found: Positions = self._call("positions", self._base.positions, keys)
         return found
 
-    def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        """See `TransactionalSink.commit`."""
-        outcome: CommitOutcome = self._call("commit", self._base.commit, written, entries)
+    def commit(
+        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+    ) -> CommitOutcome:
+        """See `Sink.commit`."""
+        outcome: CommitOutcome = self._call("commit", self._base.commit, table_id, written, entries)
         return outcome
 
-    def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
-        """See `TransactionalSink.fence`."""
-        raised: TxnVersions | None = self._call("fence", self._base.fence, lease_key, expected)
-        return raised
-
     def write_dead_letters(self, records: pa.Table) -> None:
-        """See `TransactionalSink.write_dead_letters`."""
+        """See `Sink.write_dead_letters`."""
         self._call("write_dead_letters", self._base.write_dead_letters, records)
-
-
-class FailingPositionSink(FailingSink):
-    """The sink of a process under test that stores positions (`PositionStore`)."""
-
-    def __init__(
-        self, base: TransactionalSink, store: PositionStore, process: WorkerProcess
-    ) -> None:
-        super().__init__(base, process)
-        self._store = store
-
-    def move(
-        self, key: str, expected: TxnVersions, position: Position | None, *, ended: bool
-    ) -> TxnVersions | None:
-        """See `PositionStore.move`."""
-        moved: TxnVersions | None = self._call(
-            "move", self._store.move, key, expected, position, ended=ended
-        )
-        return moved
-
-
-def failing_sink(base: TransactionalSink, process: WorkerProcess) -> TransactionalSink:
-    """Return the sink of a process under test."""
-    if isinstance(base, PositionStore):
-        return FailingPositionSink(base, base, process)
-    return FailingSink(base, process)
 
 
 def _bound(

@@ -22,7 +22,7 @@ from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pipeline import KinesisPipeline, sink_address
 from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY
-from kcl_pipeline.testing.failures import FailingKinesis, Failures, WorkerProcess, failing_sink
+from kcl_pipeline.testing.failures import FailingKinesis, FailingSink, Failures, WorkerProcess
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.records import Payload, encode, spark_session
@@ -168,8 +168,8 @@ class PipelineTest:
     def run_and_crash(self, *, before: str | None = None, after: str | None = None) -> None:
         """Run one worker that crashes at a call: it releases nothing and writes nothing more.
 
-        Name one operation: `commit`, `fence` or `write_dead_letters` of the table, or an operation
-        of Kinesis or DynamoDB such as `GetRecords` or `UpdateItem`.
+        Name one operation: `ensure`, `positions`, `commit` or `write_dead_letters` of the table, or
+        one of Kinesis or DynamoDB such as `GetRecords` or `UpdateItem`.
 
         Args:
             before: Crash before the first call of this operation has its effect.
@@ -237,7 +237,7 @@ class PipelineTest:
                 coordinator_table=coordinator,
                 kinesis=kinesis,
                 writer=writer,
-                sink=failing_sink(sink, process),
+                sink=FailingSink(sink, process),
                 clock=self._clock,
                 rng=random.Random(self._workers),
                 events=self.events.append,

@@ -1,11 +1,10 @@
-"""Process batches: load, write, isolate failures, prepare, commit, checkpoint."""
+"""Process batches: load, write, isolate failures, commit."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
@@ -19,9 +18,8 @@ from kcl_pipeline.errors import (
     TransformFailedError,
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
-from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.worker.batches import without
-from kcl_pipeline.worker.commit.protocol import CommitProtocol, Committed
+from kcl_pipeline.worker.commit import BatchCommit, Committed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.failed_records import (
@@ -49,10 +47,9 @@ class _FailedAgainError(Exception):
 class BatchRunner:
     """Process batches one after the other. Only the processing thread uses it.
 
-    A batch takes six steps: load its records, write them, isolate failures (`WriteSteps`), prepare,
-    commit (`CommitSteps`), and checkpoint. The checkpoint is combined with the prepare of the next
-    batch. `Lifecycle.flush` writes it if there is no next batch. A batch may be split into
-    parts; each of them is prepared and committed alone.
+    A batch takes four steps: load its records, write them, isolate failures (`WriteSteps`), and
+    commit (`CommitSteps`). Renewals write its checkpoint. A batch may be split into parts; each of
+    them is committed alone.
 
     Args:
         stop: Whether the worker stops. It ends a search for failing records.
@@ -61,7 +58,6 @@ class BatchRunner:
     def __init__(
         self,
         parts: WorkerDependencies,
-        leases: HeldLeases,
         source: BatchSource,
         lifecycle: Lifecycle,
         activity: Activity,
@@ -77,9 +73,8 @@ class BatchRunner:
         self._limits = FailureLimits(parts.settings.batch, parts.takes_dead_letters)
         self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
         self._commit = CommitSteps(
-            lifecycle.protocol,
+            lifecycle.commit,
             self._write_again,
-            leases,
             parts.clock,
             parts.events,
             parts.worker_id,
@@ -91,10 +86,6 @@ class BatchRunner:
         self._incarnation = int(parts.clock.wall() * 1000)
         self._sink_failures = 0
         self._sink_error: str | None = None
-
-    def use(self, protocol: CommitProtocol) -> None:
-        """Replace the commit protocol, before the first batch."""
-        self._lifecycle.protocol = self._commit.protocol = protocol
 
     @property
     def sink_failures(self) -> tuple[int, str | None]:
@@ -128,14 +119,14 @@ class BatchRunner:
             self._sink_failed(batch_id, (), error)
             return False
         if sourced is None:
-            self._lifecycle.flush(idle=True)
+            self._lifecycle.flush()
             return False
         self._serial += 1
         if sourced.batch.ranges:
             self._process(sourced)
         self._note_ends(sourced)
         self._restart_gaps(sourced)
-        self._lifecycle.flush(idle=False)
+        self._lifecycle.flush()
         return True
 
     def _process(self, sourced: SourcedBatch) -> None:
@@ -147,14 +138,10 @@ class BatchRunner:
         began = self._parts.clock.monotonic()
         try:
             with _in_batch(list(consumers.values())):
-                # Steps 1 to 3. Step 4 runs at the same time if the protocol allows it.
-                parts = self._write.run(sourced)
-                with self._lifecycle.protocol.preparing(self._expected(batch), consumers):
-                    part = next(parts, None)
-                while part is not None:
+                for part in self._write.run(sourced):  # Steps 1 to 3
                     self._pause(part.paused, consumers)
                     waiting -= part.paused.keys()
-                    # Steps 4 and 5
+                    # Step 4
                     write_dead_letters(self._parts, part.failed, batch.batch_id, consumers)
                     if part.batch.ranges:
                         written_millis = (self._parts.clock.monotonic() - began) * 1000
@@ -163,7 +150,6 @@ class BatchRunner:
                         self._note_done(part, sourced, done, written_millis)
                     waiting -= {r.lease_key for r in part.batch.ranges}
                     began = self._parts.clock.monotonic()
-                    part = next(parts, None)
         except (TableMismatchError, TransformFailedError) as error:
             self._pause(dict.fromkeys(waiting, str(error)), consumers)
         except SinkError as error:
@@ -195,11 +181,6 @@ class BatchRunner:
                     raise _FailedAgainError(f"records of {key} fail")
         return written
 
-    def _expected(self, batch: Batch) -> Batch:
-        """Return the batch without paused shards: preparing those would probably need a fence."""
-        paused = self.pauses.current()
-        return replace(batch, ranges=tuple(r for r in batch.ranges if r.lease_key not in paused))
-
     # -- outcomes of a batch
 
     def _note_done(
@@ -211,6 +192,9 @@ class BatchRunner:
         if lost:
             self._stats.count(refused_batches=1)
             # Their records left the source. Without this, a drain takes the shards as committed.
+            for key in lost:
+                if (consumer := self._lifecycle.consumers.get(key)) is not None:
+                    consumer.is_refused = True
             self._restart(lost)
         if done is None:
             return
@@ -235,7 +219,7 @@ class BatchRunner:
             consumer.due = self._parts.clock.monotonic() + seconds
 
     def _sink_failed(self, batch_id: str, lease_keys: Iterable[str], error: SinkError) -> None:
-        """Restart the shards of a batch of unknown outcome. They are resolved before reading."""
+        """Restart the shards of a batch of unknown outcome."""
         self._stats.count(refused_batches=1)
         self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
@@ -341,34 +325,28 @@ class WriteSteps:
 
 
 class CommitSteps:
-    """Steps 4 and 5: prepare and commit. They are repeated without the leases that are lost.
+    """Step 4: commit. It is repeated without the shards that the table refuses.
 
     Args:
-        protocol: Prepares and commits.
+        commit: Commits.
         write: Writes the rest of a batch again. It loads the records if necessary.
-        leases: The leases of this worker.
         clock: Measures the duration of the steps.
         events: Receives `BatchRefused`.
         worker_id: Names this worker in events.
         activity: Receives the steps.
-
-    Attributes:
-        protocol: It may be replaced before the first batch.
     """
 
     def __init__(
         self,
-        protocol: CommitProtocol,
+        commit: BatchCommit,
         write: Callable[[Batch], Written],
-        leases: HeldLeases,
         clock: Clock,
         events: EventSink,
         worker_id: str,
         activity: Activity,
     ) -> None:
-        self.protocol = protocol
+        self._commit = commit
         self._write = write
-        self._leases = leases
         self._clock = clock
         self._events = events
         self._worker_id = worker_id
@@ -377,49 +355,41 @@ class CommitSteps:
     def run(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> Committed | None:
-        """Prepare and commit a written batch; return None when no lease of it is left.
+        """Commit a written batch; return None when no shard of it is left.
 
-        `consumers` has each lease of the batch. Lost leases are removed from it and dropped.
+        `consumers` has each shard of the batch. Refused ones are removed from it.
 
         Raises:
             SinkError: The sink stays unusable, or the worker stops (`CommitStoppedError`).
         """
         timings: dict[str, float] = {}
         for _ in range(len(batch.ranges) + 1):
-            # 4. Prepare
-            self._activity.enter(HangStep.PREPARING)
-            with self._timed(timings, "prepare"):
-                lost = self.protocol.prepare(batch, consumers, written)
-            # 5. Commit
-            if not lost:
-                self._activity.enter(HangStep.COMMITTING)
-                with self._timed(timings, "commit"):
-                    result = self.protocol.commit(batch, consumers, written)
-                if result.landed:
-                    keys = tuple(r.lease_key for r in batch.ranges)
-                    return Committed(keys, written.rows, result.version, timings)
-                lost = result.lost
-            self._drop(batch, consumers, lost)
-            batch = without(batch, lost)
+            self._activity.enter(HangStep.COMMITTING)
+            with self._timed(timings, "commit"):
+                is_new = self._commit.create_table(batch, consumers, written)
+            if is_new:
+                with self._timed(timings, "rewrite"):
+                    written = self._write(batch)
+            with self._timed(timings, "commit"):
+                result = self._commit.commit(batch, consumers, written)
+            if result.landed:
+                keys = tuple(r.lease_key for r in batch.ranges)
+                return Committed(keys, written.rows, result.version, timings)
+            self._leave_out(batch, consumers, result.refused)
+            batch = without(batch, result.refused)
             if not batch.ranges:
                 return None
             with self._timed(timings, "rewrite"):
                 written = self._write(batch)
         raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")
 
-    def _drop(
-        self, batch: Batch, consumers: dict[str, ShardConsumer], lost: Mapping[str, str]
+    def _leave_out(
+        self, batch: Batch, consumers: dict[str, ShardConsumer], refused: Mapping[str, str]
     ) -> None:
-        for key, reason in lost.items():
-            self._leases.drop(consumers.pop(key).held, reason)
-        self._events(
-            BatchRefused(
-                self._worker_id,
-                batch.batch_id,
-                tuple(sorted(lost)),
-                "; ".join(sorted(set(lost.values()))),
-            )
-        )
+        for key in refused:
+            del consumers[key]
+        reasons = "; ".join(sorted(set(refused.values())))
+        self._events(BatchRefused(self._worker_id, batch.batch_id, tuple(sorted(refused)), reasons))
 
     @contextmanager
     def _timed(self, timings: dict[str, float], step: str) -> Iterator[None]:

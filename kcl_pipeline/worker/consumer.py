@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.errors import OtherTableError
 from kcl_pipeline.leases.held import Held
-from kcl_pipeline.leases.stored_shards import position_key
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard, StreamId
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition
 
 
 class ConsumerState(StrEnum):
@@ -19,7 +18,7 @@ class ConsumerState(StrEnum):
 
     Attributes:
         BLOCKED: A parent is not at SHARD_END.
-        RESOLVING: The outcome of a pending batch must be found out before reading.
+        STARTING: The position to read from must be found out.
         READING: The shard is read and its batches are committed.
         ENDING: All records are committed. SHARD_END is not written yet.
         LEAVING: The lease is in a handoff. Its checkpoint is written before the transfer.
@@ -27,7 +26,7 @@ class ConsumerState(StrEnum):
     """
 
     BLOCKED = "blocked"
-    RESOLVING = "resolving"
+    STARTING = "starting"
     READING = "reading"
     ENDING = "ending"
     LEAVING = "leaving"
@@ -38,19 +37,20 @@ class ConsumerState(StrEnum):
 class ShardConsumer:
     """Mutable state of one held lease. Its methods are the transitions.
 
-    Only the processing thread changes it, with one exception: the thread that prepares a batch
-    notes the prepare, and the processing thread waits for it. `stalls.StallWatch` reads single
-    attributes on another thread.
+    Only the processing thread changes it. `stalls.StallWatch` reads single attributes on another
+    thread.
 
     Attributes:
         held: The lease.
         stream: Its stream.
         state: See `ConsumerState`.
-        committed: Last position that the table has (inclusive). None: not resolved yet.
-        checkpointed: Last position in the lease row. It may be behind `committed`, because the
-            checkpoint is combined with the next prepare.
-        versions: Transaction versions of the table that this worker last read or committed.
-        prepared: End and number of a prepared batch that is not committed yet.
+        committed: Last position that the table has (inclusive). None: not started yet.
+        checkpointed: Last position in the lease row. It may be behind `committed`, because renewals
+            write the checkpoint.
+        table_id: Id of the table that this worker read. None: there was no table.
+        stored: What the table has of the shard, as this worker last read or committed it.
+        ancestors: What the table has of the ancestors, until the first commit of this shard.
+        is_refused: Whether the table refused the last batch. The row is then read again.
         last_commit: When the last batch was committed (monotonic seconds).
         due: Earliest time of the next step, after a wait or a failure (monotonic seconds).
         failures: Number of failed steps in a row.
@@ -72,8 +72,10 @@ class ShardConsumer:
     state: ConsumerState = ConsumerState.BLOCKED
     committed: Position | None = None
     checkpointed: Position | None = None
-    versions: TxnVersions = field(default_factory=TxnVersions)
-    prepared: tuple[Position, int] | None = None
+    table_id: str | None = None
+    stored: StoredPosition = NOTHING_STORED
+    ancestors: dict[str, StoredPosition] = field(default_factory=dict)
+    is_refused: bool = False
     last_commit: float = 0.0
     due: float = 0.0
     failures: int = 0
@@ -92,24 +94,6 @@ class ShardConsumer:
     def lease_key(self) -> str:
         """The key of the lease."""
         return self.held.lease.lease_key
-
-    @property
-    def transaction_key(self) -> str:
-        """The key of the lease in the log of the sink."""
-        return self.held.lease.transaction_key
-
-    @property
-    def shard_key(self) -> str | None:
-        """The key of the shard in a sink that stores positions (`batch.shard_key`).
-
-        None: ARN or creation time of the stream are unknown.
-        """
-        return self.sibling_key(self.held.lease.shard_id)
-
-    def sibling_key(self, shard_id: str) -> str | None:
-        """Return the `shard_key` of another shard of the same stream."""
-        lease = self.held.lease
-        return position_key(self.stream, lease.with_(lease_key=lease.key_of_sibling(shard_id)))
 
     @property
     def is_behind(self) -> bool:
@@ -133,7 +117,7 @@ class ShardConsumer:
         """Return the position after which reading begins (exclusive).
 
         Raises:
-            ValueError: The position is not resolved yet.
+            ValueError: The shard is not started yet.
         """
         if self.committed is None:
             raise ValueError(f"the lease {self.lease_key} has no position yet")
@@ -149,45 +133,44 @@ class ShardConsumer:
             self.parents_reached = reached
 
     def unblock(self) -> None:
-        """BLOCKED → RESOLVING: the parents have ended."""
-        self.state = ConsumerState.RESOLVING
+        """BLOCKED → STARTING: the parents have ended."""
+        self.state = ConsumerState.STARTING
 
-    def settle(
-        self, position: Position, versions: TxnVersions, checkpointed: Position | None = None
+    @property
+    def knows_ancestor(self) -> bool:
+        """Whether the table knows an ancestor of this shard."""
+        return any(one != NOTHING_STORED for one in self.ancestors.values())
+
+    def ends_of_ancestors(self) -> list[Entry]:
+        """Return the entries that end the ancestors of a shard without a commit."""
+        return [
+            Entry(key, one, one.position, ended=True)
+            for key, one in self.ancestors.items()
+            if not one.ended
+        ]
+
+    def note_table(
+        self, table_id: str | None, stored: StoredPosition, ancestors: dict[str, StoredPosition]
     ) -> None:
-        """Set the resolved position and versions. No batch is pending after this call.
+        """Note what the table has. Nothing of it depends on the lease row."""
+        self.table_id, self.stored, self.ancestors = table_id, stored, ancestors
 
-        Args:
-            position: The position.
-            versions: What the table stores.
-            checkpointed: The checkpoint of the row. None: it equals `position`.
-        """
-        self.prepared = None
-        self.versions = versions
-        self.committed = position
-        self.checkpointed = position if checkpointed is None else checkpointed
+    def settle(self, position: Position, checkpointed: Position) -> None:
+        """Set the position after which the shard is read, and the checkpoint of the row."""
+        self.committed, self.checkpointed = position, checkpointed
+        self.is_refused = False
 
     def read(self, begin: Callable[[ShardConsumer], None]) -> None:
-        """RESOLVING → READING, after `begin` has succeeded."""
+        """STARTING → READING, after `begin` has succeeded."""
         begin(self)
         self.state = ConsumerState.READING
 
     # -- a batch
 
-    def is_prepared_to(self, end: Position) -> bool:
-        """Return whether a batch that ends at `end` (inclusive) is prepared."""
-        return self.prepared is not None and self.prepared[0] == end
-
-    def note_prepared(self, end: Position, number: int) -> None:
-        """Note a prepare. The same write moved the checkpoint to `committed`."""
-        self.prepared = (end, number)
-        self.checkpointed = self.committed
-
-    def note_committed(self, through: Position, now: float) -> None:
-        """Note a commit. The number of a prepared batch becomes the data version."""
-        if self.prepared is not None:
-            self.versions = replace(self.versions, data=self.prepared[1])
-            self.prepared = None
+    def note_committed(self, through: Position, stored: StoredPosition, now: float) -> None:
+        """Note a commit."""
+        self.stored = stored
+        self.ancestors = {}
         self.committed = through
         self.last_commit = self.moved_at = now
         self.restarted, self.error = False, None
@@ -218,8 +201,8 @@ class ShardConsumer:
         self.due = now + base_seconds * min(2 ** (self.failures - 1), 30)
 
     def restart(self, now: float, base_seconds: float) -> None:
-        """→ RESOLVING: read again from the committed position after a batch of unknown outcome."""
-        self.state = ConsumerState.RESOLVING
+        """→ STARTING: read again from the committed position after a batch of unknown outcome."""
+        self.state = ConsumerState.STARTING
         self.restarted = True
         self.back_off(now, base_seconds)
 

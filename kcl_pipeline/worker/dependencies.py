@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kcl_pipeline.background import Spawn, spawn_thread
-from kcl_pipeline.batch import BatchWriter, TransactionalSink
+from kcl_pipeline.batch import BatchWriter
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink
@@ -20,6 +20,7 @@ from kcl_pipeline.leader.streams.selection import SelectStreams
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.provider import MetricProvider
+from kcl_pipeline.sinks.sink import Sink
 from kcl_pipeline.worker.starting import OpenedApplication
 from kcl_pipeline.worker.summary import WorkerProgress
 
@@ -69,7 +70,7 @@ class WorkerDependencies:
     coordinator_table: CoordinatorStateTable
     kinesis: KinesisClient
     writer: BatchWriter
-    sink: TransactionalSink
+    sink: Sink
     clock: Clock
     rng: random.Random
     events: EventSink

@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.batch import ShortNames, TransactionalSink
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.errors import (
-    STREAM_ERRORS,
-    ApplicationPausedError,
-    OtherApplicationError,
-    SinkError,
-)
-from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.errors import STREAM_ERRORS, ApplicationPausedError
+from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, ApplicationRecord
 from kcl_pipeline.leases.application.recorded_stream import RecordedStream
-from kcl_pipeline.leases.identity_check import ensure_application, protocol_of
+from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.starting import OpenedApplication, refuse_pause
@@ -29,15 +23,12 @@ def record_application(
 ) -> ApplicationIdentity:
     """Record the identity of a worker that starts, and return the record.
 
-    The sink then names new positions as recorded.
-
     Raises:
         OtherApplicationError: The start does not fit the record.
         ApplicationPausedError: The application is paused.
         AwsError: The record stayed unusable for the time of `retry.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
-    sink = parts.sink
     recorded = retry_transient(
         "look at the identity of the application",
         lambda: ensure_application(
@@ -46,15 +37,12 @@ def record_application(
             parts.lease_table,
             application.identity,
             lambda: parts.kinesis.list_shards(application.streams[0]),
-            lambda: _prefers_short_names(sink, parts.events),
         ),
         parts.clock,
         parts.rng,
         parts.events,
         stop,
     )
-    if isinstance(sink, ShortNames):
-        sink.name_positions(short=recorded.identity.short_names)
     refuse_pause(parts.settings.application_name, recorded.control.pause)
     return recorded.identity
 
@@ -103,34 +91,3 @@ def _existing(stream: RecordedStream, parts: WorkerDependencies) -> RecordedStre
         parts.events(AwsTrouble(_RECORDING, f"{stream.arn}: {error}"))
         return None
     return RecordedStream.of(found, parts.settings.shard_sync_of(found))
-
-
-def check_protocol(name: str, recorded: ApplicationIdentity, used: str) -> None:
-    """Refuse to take a lease if the record names another commit protocol than this worker uses.
-
-    A worker whose settings name no protocol takes the recorded one at its start, and would not
-    notice a later change. Each shard that it takes would then stand still.
-
-    Args:
-        name: Name of the application.
-        recorded: The record.
-        used: The commit protocol of this worker.
-
-    Raises:
-        OtherApplicationError: The record names another one.
-    """
-    now = protocol_of(recorded)
-    if now is not None and now != used:
-        raise OtherApplicationError(
-            f"the commit protocol of the application {name!r} was changed from {used} to {now} "
-            "after this worker had started; start the worker again, which then uses the other one"
-        )
-
-
-def _prefers_short_names(sink: TransactionalSink, events: EventSink) -> bool:
-    """Return whether new positions get short names. Long ones are always safe."""
-    try:
-        return isinstance(sink, ShortNames) and sink.prefers_short_names()
-    except SinkError as error:
-        events(AwsTrouble("choice of the names of positions; they are long", str(error)))
-        return False

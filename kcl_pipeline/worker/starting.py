@@ -15,11 +15,7 @@ from kcl_pipeline.leader.streams.selection import SelectStreams, selected_stream
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application.recorded_stream import unnamed_labels
-from kcl_pipeline.leases.identity_check import (
-    check_application,
-    check_leases,
-    wanted_positions,
-)
+from kcl_pipeline.leases.identity_check import check_application, check_leases
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.retry import retry_transient
@@ -55,7 +51,6 @@ def open_application(
     coordinator_table: CoordinatorStateTable,
     *,
     sink_address: str | None,
-    stores_positions: bool,
     clock: Clock,
     rng: random.Random,
     events: EventSink,
@@ -64,9 +59,8 @@ def open_application(
 ) -> OpenedApplication:
     """Look up the streams, create missing tables, and refuse tables of another application.
 
-    `stores_positions` is whether the sink is a `PositionStore`. If one of several streams cannot be
-    used, the start goes on without it. If the settings do not name the streams and `select` fails,
-    the start goes on with the recorded ones.
+    If one of several streams cannot be used, the start goes on without it. If the settings do not
+    name the streams and `select` fails, the start goes on with the recorded ones.
 
     Raises:
         NotFoundError: No stream exists.
@@ -85,7 +79,6 @@ def open_application(
         is_multi_stream=is_multi_stream,
         sink=sink_address,
         shard_sync_of=settings.shard_sync_of,
-        positions=wanted_positions(settings, stores_positions=stores_positions),
         whole_aggregates=settings.retrieval.skip_kpl_deaggregation,
     )
 

@@ -1,7 +1,7 @@
-"""Create tables again that were deleted while a worker runs.
+"""Create the tables in DynamoDB again that were deleted while a worker runs.
 
-Only a worker whose sink stores positions does so. Its shards continue after the positions in the
-table. With the two-phase protocol, new lease rows would repeat records, so a person decides.
+The shards continue after the positions in the table of the sink. With a function as the sink they
+begin at the initial position, as with KCL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class DeletedTables:
         parts: The dependencies of the worker.
         application: Returns the application that the worker has opened.
         stop: Ends the worker.
-        are_restored: Returns whether missing tables are created.
     """
 
     def __init__(
@@ -32,13 +31,10 @@ class DeletedTables:
         parts: WorkerDependencies,
         application: Callable[[], OpenedApplication],
         stop: StopSignal,
-        *,
-        are_restored: Callable[[], bool],
     ) -> None:
         self._parts = parts
         self._application = application
         self._stop = stop
-        self._are_restored = are_restored
         self._is_missed = False
 
     def note(self) -> None:
@@ -57,7 +53,7 @@ class DeletedTables:
             OtherApplicationError: Another application has the tables now.
             ApplicationPausedError: The application is paused.
         """
-        if not (self._is_missed and self._are_restored()) or self._stop.is_set():
+        if not self._is_missed or self._stop.is_set():
             return
         parts, self._is_missed = self._parts, False
         try:

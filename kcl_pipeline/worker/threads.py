@@ -155,7 +155,7 @@ class InFlight:
 class Pools:
     """Thread pools for calls that are independent of each other.
 
-    Renewals have their own pool, so that prepares that wait for a slow table do not delay them.
+    Renewals have their own pool, so that writes that wait for a slow table do not delay them.
 
     Args:
         threads: Size of each pool.
@@ -173,8 +173,6 @@ class Pools:
         self.map_commits: MapCallable = partial(self._map, self._commits)
         self.lease_tasks = InFlight(len(LeaseTask), parallel=parallel)
         """Discovery and metrics, which the thread that renews starts."""
-        self.prepare = ThreadPoolExecutor(1, "prepare") if parallel else None
-        """Prepares a batch while its files are written."""
 
     def map_within(self, call: _Call, items: Sequence[Any], seconds: float) -> list[Any]:
         """Like `map`, for the thread that renews: wait only for this time (`HangingCalls`).
@@ -196,6 +194,5 @@ class Pools:
         """Reject new calls and cancel waiting ones. Running calls are not waited for."""
         self._renewals.shut_down()
         self.lease_tasks.shut_down()
-        for pool in (self._lookups, self._commits, self.prepare):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._lookups, self._commits):
+            pool.shutdown(wait=False, cancel_futures=True)

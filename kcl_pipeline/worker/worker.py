@@ -8,13 +8,13 @@ calling thread, because Spark and the signal handlers use that thread.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Background
-from kcl_pipeline.batch import CheckedSink, PositionStore
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import ApplicationPausedError, SinkError, TableMismatchError
 from kcl_pipeline.events import (
@@ -27,13 +27,14 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.application.identity import marked_streams
-from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
+from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import check_application
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
+from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.sinks.sink import CheckedSink
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.commit.factory import make_protocol
-from kcl_pipeline.worker.commit.protocol import CommitProtocol
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
 from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
@@ -47,12 +48,12 @@ from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import worker_status
 from kcl_pipeline.worker.monitoring.usefulness import UselessWatch
 from kcl_pipeline.worker.recording import (
-    check_protocol,
     record_application,
     record_missing_streams,
 )
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.shards.parents import Lineage
 from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -96,7 +97,7 @@ class Worker:
             clock,
             events,
             multi_stream=settings.is_multi_stream,
-            incarnation=parts.rng.getrandbits(INCARNATION_BITS),
+            rng=random.Random(parts.rng.getrandbits(64)),
         )
         self.reporter = WorkerMetricsReporter(
             parts.worker_table,
@@ -117,17 +118,29 @@ class Worker:
             else RangeSource(parts.range_jobs, parts, self._retrieval, self._stop)
         )
         self._retention = RetentionLosses(parts, self._retrieval)
-        own = (parts, self.leases, self.source)
-        protocol = self._make_protocol(recorded=None)
+        sink = parts.sink
         self.lifecycle = Lifecycle(
-            *own, protocol, self._streams, self._check_application, self._pools.map_commits
+            parts,
+            self.leases,
+            self.source,
+            self._make_commit,
+            SinkShards(lambda: sink) if sink.stores_positions else None,
+            self._streams,
+            self._check_application,
+            self._pools.map_commits,
         )
         self.stalls = StallWatch(parts, self.leases, self.lifecycle, self.source)
         self.hangs = HangWatch(parts, self._activity, self.stalls.waiting)
         self.stats, self._lag = WorkerStats(parts, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
-            *own, self.lifecycle, self._activity, self.stats, self._lag, self._stop.is_set
+            parts,
+            self.source,
+            self.lifecycle,
+            self._activity,
+            self.stats,
+            self._lag,
+            self._stop.is_set,
         )
         lookups = self._pools.map_lookups
         tables = self._deleted_tables()
@@ -152,15 +165,22 @@ class Worker:
         self._leaving = Leaving(parts, self.leases, self.reporter, self.lifecycle, lookups)
 
     def _deleted_tables(self) -> DeletedTables:
-        return DeletedTables(
-            self._parts,
-            lambda: self._opened(self._stop),
-            self._stop,
-            are_restored=lambda: self.lifecycle.protocol.stored is not None,
-        )
+        return DeletedTables(self._parts, lambda: self._opened(self._stop), self._stop)
 
-    def _make_protocol(self, *, recorded: bool | None) -> CommitProtocol:
-        return make_protocol(self._parts, self.leases, self._stop, self._pools, recorded=recorded)
+    def _make_commit(self, lineage: Lineage) -> BatchCommit:
+        parts, lease = self._parts, self._parts.settings.lease
+        lag = lease.checkpoint_lag
+        return BatchCommit(
+            self.leases,
+            parts.sink,
+            lineage,
+            parts.clock,
+            parts.events,
+            rng=parts.rng,
+            stop=self._stop,
+            map=self._pools.map_commits,
+            flush_seconds=lag / 1000 if lag < lease.renewal_interval_millis else None,
+        )
 
     def start_up(self, stop: StopSignal | None = None) -> None:
         """Run the steps before the first lease. Transient errors are retried.
@@ -188,7 +208,6 @@ class Worker:
             self._parts.events(StreamUnavailable(self.worker_id, name, str(error)))
         retried("look at the client version", self.coordination.version.start)
         identity = record_application(application, parts, stop)
-        self._runner.use(self._make_protocol(recorded=identity.positions))
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
@@ -226,7 +245,6 @@ class Worker:
                 parts.worker_table,
                 parts.coordinator_table,
                 sink_address=parts.sink_address,
-                stores_positions=isinstance(parts.sink, PositionStore),
                 clock=parts.clock,
                 rng=parts.rng,
                 events=parts.events,
@@ -239,8 +257,6 @@ class Worker:
         application, parts = self._opened(self._stop), self._parts
         name = self._parts.settings.application_name
         recorded = check_application(name, parts.coordinator_table, application.identity)
-        used = "two_phase" if self.lifecycle.protocol.stored is None else "positions"
-        check_protocol(name, recorded.identity, used)
         if recorded.control.pause is not None:
             self.reporter.note_pause()
         current = record_missing_streams(application, recorded, parts, self._stop)

@@ -91,30 +91,16 @@ def test_the_scale_benchmark_prints_its_keys(capsys: pytest.CaptureFixture[str])
     assert set(case["per_minute"]) == {"leader", "standbys", "workers"}
 
 
-def test_the_cost_benchmark_counts_a_write_for_each_lease_and_batch(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert dynamodb_cost.main(["--json", "--fast", "--protocol", "two_phase"]) == 0
+def test_a_batch_costs_no_write_of_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dynamodb_cost.main(["--json", "--fast"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     idle, one, ten = result["cases"]
     assert idle["batches_per_s"] == 0
     # a renewal in 3.3 s, a report of each of two workers in 10 s, and 0.33 heartbeats per second
     assert idle["wcu_per_lease_s"] == pytest.approx(0.35, abs=0.02)
     assert one["batches_per_s"] == pytest.approx(1, rel=0.1)
-    assert one["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"] + 1, rel=0.1)
-    assert ten["batches_per_s"] == pytest.approx(10, rel=0.1)
-    assert ten["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"] + 5, rel=0.1)
-    assert set(idle["operations"]["UpdateItem"]) == {"requests", "rcu", "wcu"}
-    assert result["java"]["measured"] is False
-
-
-def test_a_batch_costs_no_write_when_the_table_stores_positions(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert dynamodb_cost.main(["--json", "--fast"]) == 0, "positions are the default"
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    idle, one, ten = result["cases"]
-    assert idle["commit_protocol"] == "positions"
     assert ten["batches_per_s"] == pytest.approx(10, rel=0.1)
     assert one["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"], rel=0.02)
     assert ten["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"], rel=0.02)
+    assert set(idle["operations"]["UpdateItem"]) == {"requests", "rcu", "wcu"}
+    assert result["java"]["measured"] is False

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from kcl_pipeline.batch import CommitEntry, TxnVersions
-from kcl_pipeline.delta.commits.announcements import Claim
 from kcl_pipeline.delta.maintenance import guarded_retention, measured_vacuum, vacuum
 from kcl_pipeline.delta.storage import local
 from kcl_pipeline.errors import SinkError
-from tests.support.announcing import announce
+from tests.support.announcing import announce, contend
 from tests.support.cli_fleet import run, run_json
-from tests.support.delta_tables import committer, ids, written
+from tests.support.delta_tables import committer, entry, ids, seq, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 HOUR_MILLIS = 3_600_000
@@ -26,10 +24,9 @@ HOUR_MILLIS = 3_600_000
 
 def table(uri, commits=4):
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     for turn in range(1, commits + 1):
-        expected = TxnVersions(turn - 1 or None)
-        sink.commit(written(uri, turn), [CommitEntry("a", turn, expected)])
+        sink.land(written(uri, turn), [entry("a", turn, seq(turn - 1))])
     return sink
 
 
@@ -109,7 +106,7 @@ def test_vacuum_keeps_old_files_of_a_batch_that_was_announced_late(tmp_path):
     announce(
         sink,
         [replace(file, modified_millis=then)],
-        Claim("app/late", "app/late/fence", 1, TxnVersions()),
+        entry("late", 1),
     )
     age(uri, file.path, 50)
     assert guarded_retention(uri, 2) in (51, 52)
@@ -117,7 +114,8 @@ def test_vacuum_keeps_old_files_of_a_batch_that_was_announced_late(tmp_path):
     assert vacuum(uri, 2, dry_run=True) == ()
     assert measured_vacuum(uri, 2).retention_hours in (51, 52)
     assert (Path(uri) / file.path).exists()
-    assert sink.fence("late", TxnVersions()) is None, "the announced batch lands"
+    contend(sink)
+    assert sink.land(written(uri), [entry("own", 1)]).version, "the announced batch lands, too"
     assert ids(uri) == [1, 2]
     forgotten = written(uri, 3).files[0].path
     age(uri, forgotten, 50)
@@ -133,7 +131,7 @@ def announced_late(uri, clock_millis=0):
     announce(
         sink,
         [replace(file, modified_millis=then)],
-        Claim("app/late", "app/late/fence", 1, TxnVersions()),
+        entry("late", 1),
     )
     return file.path
 

@@ -26,7 +26,7 @@ pytest_plugins = ["tests.support.cli_fixtures"]
 PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
 TARGETS = {"application": ["--application", "-a"], "pipeline": ["--pipeline", "-p"]}
 WITHOUT_TARGET = {"init", "run", "dev", "local"}
-NEED_A_PIPELINE = {"worker", "replay", "downgrade", "dead-letters", "compact", "vacuum"}
+NEED_A_PIPELINE = {"worker", "replay", "dead-letters", "compact", "vacuum"}
 CODE = re.compile(r"^\| (\d+) \|", re.MULTILINE)
 
 

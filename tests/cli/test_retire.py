@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from botocore.exceptions import ClientError
 
 from kcl_pipeline.aws import open_removals
-from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.cli.control import retire
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.commits.announcements import Claim
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.deletion import Presence
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.local.faults import FaultRule
 from tests.support.announcing import announce
 from tests.support.cli_fleet import run, run_json
-from tests.support.delta_tables import committer, written
+from tests.support.delta_tables import committer, entry, written
 
 pytest_plugins = ["tests.support.cli_fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
@@ -40,22 +36,17 @@ class Quiet:
         stream = fleet.kinesis.resolve_stream(self.name, multi_stream=False)
         self.arn = stream.arn
         self.uri = str(folder / "table")
-        identity = ApplicationIdentity.of(
-            [stream], is_multi_stream=False, sink=f"delta:{self.uri}", positions=False
-        )
+        identity = ApplicationIdentity.of([stream], is_multi_stream=False, sink=f"delta:{self.uri}")
         ensure_application(
             self.name, fleet.tables.coordinator, fleet.tables.lease, identity, lambda: ()
         )
         for name in (self.name, "another-consumer"):
             self.kinesis.register_stream_consumer(StreamARN=self.arn, ConsumerName=name)
         sink = committer(self.uri)
-        sink.ensure_table(written(self.uri, 1).schema)
+        sink.ensure(written(self.uri, 1).schema)
         self.announced = [
-            announce(sink, written(self.uri, number).files, claim).name
-            for number, claim in enumerate(
-                Claim(f"{name}/y", f"{name}/y/fence", 1, TxnVersions())
-                for name in (self.name, f"{self.name}-2", "other")
-            )
+            announce(sink, written(self.uri, number).files, entry("y", 1), application=name).name
+            for number, name in enumerate((self.name, f"{self.name}-2", "other"))
         ]
 
     def tables(self):
@@ -101,9 +92,6 @@ def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
 
 
 def test_it_says_where_a_new_application_with_positions_in_the_table_begins(quiet):
-    table = quiet.fleet.tables.coordinator
-    record = table.read_application()
-    table.put_application(replace(record.identity, positions=True), replacing=record)
     text = run("retire", "-a", quiet.name).stdout
     assert "a new application of this name continues after them" in text
     assert "lands once more" not in text

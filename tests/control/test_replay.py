@@ -234,7 +234,7 @@ def test_a_killed_replay_is_continued_with_its_id_and_nothing_lands_twice(tmp_pa
             world.plan("again", *times, **where)
 
 
-@pytest.mark.parametrize(("step", "call"), [("log_of_sink", 2), ("delete_tables", 1)])
+@pytest.mark.parametrize(("step", "call"), [("position_sink", 2), ("delete_tables", 1)])
 def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypatch, step, call):
     """Once the record says that the replay is complete, also before the sink says so."""
     first, last = put_three_groups(world)

@@ -61,12 +61,8 @@ def sequence(numbers, **more):
     return [letter(n, data=b"%d" % n, **more) for n in numbers]
 
 
-@pytest.mark.parametrize("protocol", ["two_phase", "positions"])
-def test_dead_letters_of_a_pipeline_land_in_its_table_and_are_marked(
-    server, tmp_path, strict, protocol
-):
-    batch = {"commit_protocol": protocol}
-    world = ReplayWorld(server, tmp_path, fresh_name("letters"), transform=strict, batch=batch)
+def test_dead_letters_of_a_pipeline_land_in_its_table_and_are_marked(server, tmp_path, strict):
+    world = ReplayWorld(server, tmp_path, fresh_name("letters"), transform=strict)
     world.dead = f"{world.table}_dead_letters"
     records = [b"%d" % n for n in range(20)]
     strict.fails = lambda data: data in {b"3", b"7", b"11"}

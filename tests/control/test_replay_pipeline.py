@@ -32,7 +32,7 @@ ORIGINAL = KinesisPipeline(
         "shard_sync": {"initial_position_in_stream": "LATEST"},
         "retrieval": {"retrieval_mode": "fan_out", "consumer_name": "c", "max_records": 77},
         "metrics": {"metrics_backends": ["prometheus"]},
-        "batch": {"failed_records": "skip", "commit_protocol": "positions"},
+        "batch": {"failed_records": "skip"},
     },
 )
 
@@ -49,7 +49,6 @@ def test_it_shares_no_table_and_no_limit_with_the_pipeline():
     assert settings.assignment.max_leases_for_group == 2**31 - 1
     assert settings.metrics.metrics_backends == ()
     assert settings.batch.failed_records == "skip"
-    assert settings.batch.commit_protocol == "positions"
 
 
 def test_it_reads_the_range_of_every_stream_by_polling():
@@ -74,7 +73,6 @@ def test_a_replay_of_dead_letters_reads_no_range_and_lets_all_records_fail_again
     assert (retrieval.skip_kpl_deaggregation, retrieval.max_records) == (True, 77)
     assert (batch.failed_records, batch.max_dead_letter_share) == ("dead_letter", 1.0)
     assert batch.max_batch_records == batch.max_dead_letters_per_batch == 10_000
-    assert batch.commit_protocol == "two_phase", "positions need the creation time of the stream"
 
 
 def test_a_sink_without_a_dead_letter_table_is_one_sentence():

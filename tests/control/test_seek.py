@@ -12,10 +12,7 @@ from kcl_pipeline.control.seek.target import seek_target
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError, UnavailableError
 from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.testing.sink import InMemorySink
 from tests.support.operator_world import OperatorWorld
-
-TWO_PHASE = {"batch": {"commit_protocol": "two_phase"}}
 
 
 def batch(world, name, count=12):
@@ -28,8 +25,7 @@ def batch(world, name, count=12):
 
 def seeking(world, *, to=None, ago=None, after=None, **options):
     wanted = seek_target(to, ago, after, world.clock.wall())
-    sink = InMemorySink(world.table, clock=world.clock)
-    return Seeking(world.app, world.kinesis, wanted, sink=sink, **options)
+    return Seeking(world.app, world.kinesis, wanted, sink=world.make_sink(), **options)
 
 
 def sought(world, **options):
@@ -126,48 +122,43 @@ def test_a_shard_that_has_ended_and_its_children_are_read_again():
 
 
 @pytest.mark.parametrize("landed", [True, False])
-def test_a_prepared_batch_is_settled_first(landed):
-    """A worker crashed after the prepare: its commit may still arrive."""
-    world, _, old, new = three_batches(shards=1, **TWO_PHASE)
-    (key,) = world.owners()
+def test_a_batch_of_a_paused_worker_lands_before_a_seek_or_never(landed):
+    """A worker crashed with a batch that was written: its commit may still arrive."""
+    world, _, old, new = three_batches(shards=1)
     late = []
-    worker = world.running["w-1"]
-    sink = worker.lifecycle.protocol._sink
+    sink = world.running["w-1"]._parts.sink
     commit = sink.commit
 
-    def stop(written, entries):
-        late.append((written, entries))
+    def stop(*given):
+        late.append(given)
         if landed:
-            commit(written, entries)
+            commit(*given)
         raise SystemExit
 
     sink.commit = stop
-    world.put(b"pending")
+    world.put(b"late")
     with pytest.raises(SystemExit):
         world.work(20)
     world.crash("w-1")
-    assert world.leases.row(key).pending_checkpoint is not None
     done = sought(world, to="TRIM_HORIZON")
-    assert (done.landed, done.fenced) == (((key,), ()) if landed else ((), (key,)))
-    assert world.leases.row(key).pending_checkpoint is None
-    outcome = commit(*late[0])
-    assert landed or outcome.version is None, "the commit of the former worker is refused"
+    assert len(done.written) == 1
+    assert commit(*late[0]).version is None, "the commit of the former worker is refused"
     world.start("w-2")
-    everything = [*old, *new, b"pending"]
+    everything = [*old, *new, b"late"]
     world.work_until(lambda: all(counts(world)[one] >= 1 for one in everything))
     world.work(10)
-    wanted = Counter([*old, *new] * 2 + [b"pending"] * (2 if landed else 1))
+    wanted = Counter([*old, *new] * 2 + [b"late"] * (2 if landed else 1))
     assert counts(world) == wanted
 
 
 def test_a_write_of_the_former_owner_is_refused_after_a_seek():
-    world, _, _, _ = three_batches(shards=1, **TWO_PHASE)
+    world, _, _, _ = three_batches(shards=1)
     before = world.leases.list_leases().leases[0]
     Pausing(world.app).pause()
     released = world.leases.row(before.lease_key)
     sought(world, to="TRIM_HORIZON")
     row = world.leases.row(before.lease_key)
-    assert row.counter == released.counter + 1
+    assert row.counter == released.counter + 2, "written before and after the commit"
     assert row.checkpoint == TRIM_HORIZON
     assert world.leases.update_checkpoint(before, checkpoint=Position("9" * 56)) is None
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.storage.storage import open_storage
-from tests.support.delta_tables import committer
+from tests.support.delta_tables import committer, entry
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 
@@ -55,7 +55,7 @@ def test_files_are_on_the_disk_before_a_commit_names_them(
 ) -> None:
     uri = tmp_path / "t"
     sink = committer(str(uri), partition_by=partition_by)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     syncs = Syncs(monkeypatch)
     rows = pa.table({"id": [1, 2], "day": ["a", "b"]}, SCHEMA)
     writer = ArrowBatchWriter(None, str(uri), partition_by)
@@ -64,8 +64,9 @@ def test_files_are_on_the_disk_before_a_commit_names_them(
         paths = [uri / file.path for file in written.files]
         assert len(paths) == (2 if partition_by else 1)
         assert all(syncs.has(path, uri) for path in paths)
-        entry = CommitEntry("a", number, TxnVersions(number - 1 or None))
-        assert sink.commit(written, [entry]).version == number
+        now = sink.positions(["a"])
+        one = entry("a", number, now.shards["a"])
+        assert sink.commit(now.table_id, written, [one]).version == number
     assert DeltaTable(str(uri)).version() == 2
 
 

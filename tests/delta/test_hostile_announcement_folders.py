@@ -13,18 +13,17 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
-from kcl_pipeline.batch import CommitEntry, TxnVersions
-from kcl_pipeline.delta.commits.announcements import (
+from kcl_pipeline.delta.storage import local
+from kcl_pipeline.delta.table_log import DeltaTableLog
+from kcl_pipeline.sinks.announcements import (
     FOLDER,
-    FORMAT,
     MAX_ANNOUNCEMENT_BYTES,
+    MAX_HELD_BYTES,
     AnnouncementError,
     decoded,
 )
-from kcl_pipeline.delta.commits.combined import MAX_HELD_BYTES
-from kcl_pipeline.delta.storage import local
-from tests.support.announcement_attack import HEX, NONE, Attack, assert_harmless
-from tests.support.delta_tables import ids, written
+from tests.support.announcement_attack import HEX, Attack, assert_harmless
+from tests.support.delta_tables import entry, ids, seq, written
 
 
 @pytest.fixture
@@ -52,12 +51,9 @@ def test_a_huge_one_is_not_read(attack: Attack, monkeypatch: pytest.MonkeyPatch)
 def test_many_large_ones_are_not_held_at_once(attack: Attack) -> None:
     """Each can be an announcement, and never lands."""
     content = attack.honest(1)
-    claim = content["claims"][0]
-    content["claims"] = [
-        claim | {"dataId": f"app/{n}{'x' * 900}", "fenceId": f"app/{n}{'x' * 900}/fence"}
-        for n in range(500)
-    ]
-    content["claims"][-1]["expectedData"] = 3
+    one = content["entries"][0]
+    content["entries"] = [one | {"key": f"app/{n}{'x' * 1800}"} for n in range(500)]
+    content["entries"][-1] |= {"expected": {"number": 3}, "becomes": {"number": 4}}
     content["files"] = []
     text = json.dumps(content | {"name": None}).replace(', "name": null', "")
     text = text.replace('"name": null, ', "")
@@ -68,7 +64,7 @@ def test_many_large_ones_are_not_held_at_once(attack: Attack) -> None:
     most = 0
     for turn in range(1, 10):
         batch = written(attack.uri, 100 + turn)
-        outcome = sink.commit(batch, [CommitEntry("own", turn, TxnVersions(turn - 1 or None))])
+        outcome = sink.land(batch, [entry("own", turn, seq(turn - 1))])
         assert outcome.version is not None
         held = sum(size for _, size in sink._announcements._known.values())
         most = max(most, held)
@@ -135,10 +131,10 @@ def test_one_that_cannot_be_removed_is_read_once(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(local, "_read", noted)
-    monkeypatch.setattr(sink._log.storage, "delete", denied)
+    monkeypatch.setattr(sink.delta_log.storage, "delete", denied)
     for turn in range(1, 5):
         batch = written(attack.uri, 100 + turn)
-        outcome = sink.commit(batch, [CommitEntry("own", turn, TxnVersions(turn - 1 or None))])
+        outcome = sink.land(batch, [entry("own", turn, seq(turn - 1))])
         assert outcome.version == turn
     assert path.exists()
     assert sum(one.endswith(f"{HEX}.json") for one in reads) == 1
@@ -156,24 +152,11 @@ def test_many_bad_ones_hide_no_good_one_for_long(attack: Attack) -> None:
     assert list((attack.root / FOLDER).iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [1, FORMAT + 1])
-def test_another_format_is_for_others_to_judge(attack: Attack, number: int) -> None:
-    path = attack.put(json.dumps({"format": number, "files": 5, "claims": [7]}))
-    sink = attack.sink()
-    for turn in range(1, 4):
-        batch = written(attack.uri, 100 + turn)
-        assert sink.commit(batch, [CommitEntry("own", turn, TxnVersions(turn - 1 or None))]).version
-    assert path.exists()
-    assert [(one.reason, one.removed) for one in attack.rejections()] == [
-        (f"its format is not {FORMAT}", False)
-    ]
-
-
 def test_an_event_has_one_short_printable_line(attack: Attack) -> None:
     folder = attack.root / FOLDER
     folder.mkdir(parents=True)
     (folder / "a\nERROR forged \x1b[31m.json").write_text("{}")
-    attack.put(json.dumps({"format": FORMAT, "x" * 100_000: 1}))
+    attack.put(json.dumps({"x" * 100_000: 1}))
     attack.commit()
     assert len(attack.rejections()) == 2
     for event in attack.rejections():
@@ -187,7 +170,7 @@ def test_others_announcements_that_the_log_refuses_cost_one_attempt(
 ) -> None:
     """Whatever the checks do not see: a commit that failed with them is made without them."""
     path = attack.put(attack.honest(1))
-    monkeypatch.setattr("kcl_pipeline.delta.commits.combined.check_layout", lambda *_: None)
+    monkeypatch.setattr(DeltaTableLog, "problem", lambda *_: None)
     append = DeltaTable.create_write_transaction
 
     def refuses(self: DeltaTable, actions: list[Any], *more: Any, **options: Any) -> None:
@@ -202,23 +185,6 @@ def test_others_announcements_that_the_log_refuses_cost_one_attempt(
     ]
 
 
-def test_a_takeover_survives_an_announcement_that_the_log_refuses(
-    attack: Attack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = attack.put(attack.honest(1))
-    append = DeltaTable.create_write_transaction
-
-    def refuses(self: DeltaTable, actions: list[Any], *more: Any, **options: Any) -> None:
-        if actions:
-            raise ValueError("this is not a valid action")
-        append(self, actions, *more, **options)
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", refuses)
-    assert attack.sink().fence("a", NONE) == TxnVersions(None, 1)
-    assert not path.exists()
-    assert len(attack.rejections()) == 1
-
-
 def test_an_announcement_from_before_a_change_of_the_schema_does_not_land(attack: Attack) -> None:
     attack.put(attack.honest(1))
     DeltaTable(attack.uri).alter.add_columns([Field("more", PrimitiveType("long"))])
@@ -228,7 +194,7 @@ def test_an_announcement_from_before_a_change_of_the_schema_does_not_land(attack
 
 
 def test_the_name_says_which_folder_is_the_announcers() -> None:
-    content = {"format": FORMAT, "layout": "d", "files": [], "claims": []}
+    content = {"tableId": "t", "form": "d", "files": [], "entries": []}
     for name in ("x", f"{FOLDER}/x.json", f"{FOLDER}/{HEX.upper()}.json", f"{FOLDER}/{HEX}.json2"):
         with pytest.raises(AnnouncementError):
             decoded(json.dumps(content).encode(), name)

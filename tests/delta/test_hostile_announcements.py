@@ -15,13 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import TxnVersions
-from kcl_pipeline.delta.commits.announcements import (
-    FORMAT,
-)
 from kcl_pipeline.delta.layout import TableLayout
-from tests.support.announcement_attack import NONE, Attack, assert_harmless
-from tests.support.delta_tables import ids
+from tests.support.announcement_attack import Attack, assert_harmless
+from tests.support.delta_tables import at, ids
 
 
 @pytest.fixture
@@ -147,25 +143,31 @@ VALUES = [None, True, 1.5, -(2**63) - 1, 2**63, 10**40, "x", "", [], {}, [[]], "
 
 
 FIELDS = [
-    "format",
+    "tableId",
     "files",
-    "claims",
-    "layout",
+    "entries",
+    "form",
     "files.0.path",
     "files.0.size",
     "files.0.rows",
     "files.0.partitionValues",
     "files.0.modifiedMillis",
-    "claims.0.dataId",
-    "claims.0.fenceId",
-    "claims.0.number",
-    "claims.0.more",
+    "entries.0.key",
+    "entries.0.expected",
+    "entries.0.becomes",
+    "entries.0.becomes.number",
+    "entries.0.becomes.sequenceNumber",
+    "entries.0.more",
     "files.0.more",
     "more",
 ]
 
 
-VALID = [("files.0.partitionValues", {})]
+VALID = [
+    ("files.0.partitionValues", {}),
+    ("entries.0.key", "x"),
+    ("entries.0.becomes.sequenceNumber", None),
+]
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -175,7 +177,7 @@ def test_a_field_of_another_type_or_range(attack: Attack, field: str) -> None:
         change(field, value)(content)
         attack.put(content)
         assert attack.commit().version is not None, value
-        assert attack.sink().fence(f"z{value!r}", NONE) is not None
+        assert attack.sink().move(f"z{value!r}", 1)
         attack.commit()
         assert 1 not in ids(attack.uri), value
     assert attack.rejections()
@@ -188,12 +190,12 @@ RAW = {
     "a number": b"7",
     "null": b"null",
     "no text": b"\xff\xfe\x00",
-    "only a format": b'{"format":%d}' % FORMAT,
+    "only an id": b'{"tableId":"t"}',
     "deep lists": deep(200_000).encode(),
-    "deep in a field": b'{"format":%d,"files":%s}' % (FORMAT, deep(200_000).encode()),
-    "deep in an unknown field": b'{"x":%s,"format":%d}' % (deep(200_000).encode(), FORMAT),
-    "an endless number": b'{"format":%s}' % (b"9" * 500_000),
-    "the same key twice": b'{"format":%d,"format":%d}' % (FORMAT, FORMAT),
+    "deep in a field": b'{"tableId":"t","files":%s}' % deep(200_000).encode(),
+    "deep in an unknown field": b'{"x":%s,"tableId":"t"}' % deep(200_000).encode(),
+    "an endless number": b'{"files":%s}' % (b"9" * 500_000),
+    "the same key twice": b'{"tableId":"t","tableId":"t"}',
     "zeros": bytes(1000),
 }
 
@@ -207,23 +209,13 @@ def test_what_has_not_the_form_of_an_announcement(attack: Attack, raw: bytes) ->
 @pytest.mark.parametrize(
     "alter",
     [
-        change("claims.0.expectedData", 5),
-        change("claims.0.fenceId", "app/b/fence"),
-        change("claims.0.dataId", "app/b"),
-        change("claims", []),
-        lambda content: content["claims"].append(content["claims"][0]),
+        change("entries.0.becomes.number", 0),
+        change("entries.0.becomes.number", 2),
+        change("entries", []),
+        lambda content: content["entries"].append(content["entries"][0]),
         lambda content: content["files"].append(content["files"][0]),
-        lambda content: content["claims"].append(
-            {
-                "dataId": "app/a/fence",
-                "fenceId": "app/a/fence/fence",
-                "number": 7,
-                "expectedData": None,
-                "expectedFence": None,
-            }
-        ),
     ],
-    ids=["new is old", "fence", "lease", "no lease", "lease twice", "file twice", "fence as lease"],
+    ids=["number repeats", "number left out", "no shard", "shard twice", "file twice"],
 )
 def test_an_announcement_that_contradicts_itself(attack: Attack, alter: Callable) -> None:
     content = attack.honest(1)
@@ -231,12 +223,12 @@ def test_an_announcement_that_contradicts_itself(attack: Attack, alter: Callable
     assert_harmless(attack, attack.put(content))
 
 
-def test_a_fence_of_mine_that_is_announced_as_a_lease(attack: Attack) -> None:
+def test_my_own_shard_in_the_announcement_of_another(attack: Attack) -> None:
     content = attack.honest(1)
-    content["claims"][0] |= {"dataId": "app/own/fence", "fenceId": "app/own/fence/fence"}
+    content["entries"][0]["key"] = "app/own"
     attack.put(content)
     assert attack.commit().version is not None
-    assert attack.sink().txn_versions(["own"]) == {"own": TxnVersions(1)}
+    assert attack.sink().stored("own") == at(1)
 
 
 LAYOUT = TableLayout(

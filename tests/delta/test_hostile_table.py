@@ -16,17 +16,23 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
-from kcl_pipeline.batch import CommitEntry, CommitOutcome, TxnVersions
-from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.log.entries import MAX_NUMBER, entry_facts
+from kcl_pipeline.delta.log.entries import entry_facts
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import LocalStorage
 from kcl_pipeline.errors import SinkError, TableMismatchError
-from tests.support.delta_tables import NoWait, committer, ids, written
+from kcl_pipeline.sinks.sink import CommitOutcome
+from tests.support.delta_tables import (
+    NONE,
+    NoWait,
+    committer,
+    entry,
+    ids,
+    seq,
+    written,
+)
 
 SCHEMA = pa.schema([("id", pa.int64())])
-NONE = TxnVersions()
 
 
 @pytest.fixture
@@ -55,19 +61,19 @@ def test_a_change_under_a_running_worker_is_noticed(
     uri: str, change: Callable[[str], None], reason: str, contended: bool
 ) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    sink.ensure(SCHEMA)
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version == 1
     change(uri)
     if contended:
         sink._pace.lost(3)
     with pytest.raises(TableMismatchError, match=reason):
-        sink.commit(written(uri, 2), [CommitEntry("a", 2, TxnVersions(1))])
+        sink.land(written(uri, 2), [entry("a", 2, seq(1))])
     with pytest.raises(TableMismatchError, match=reason):
-        sink.txn_versions(["a"])
+        sink.stored("a")
     with pytest.raises(TableMismatchError, match=reason):
-        sink.fence("a", TxnVersions(1))
+        sink.move("a", 2, seq(1))
     with pytest.raises(TableMismatchError, match=reason):
-        committer(uri).txn_versions(["a"])
+        committer(uri).stored("a")
     assert ids(uri) == [1]
     assert not list(Path(uri).glob("_kcl_pipeline/announced/*"))
 
@@ -75,87 +81,66 @@ def test_a_change_under_a_running_worker_is_noticed(
 def test_a_change_in_the_middle_of_a_commit_is_noticed(uri: str) -> None:
     """Between the comparison of the numbers and the write: the version is taken, and looked at."""
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    append = sink._log.append
+    sink.ensure(SCHEMA)
+    append = sink.delta_log.append
 
     def late(*arguments: object) -> None:
-        sink._log.append = append  # type: ignore[method-assign]
+        sink.delta_log.append = append  # type: ignore[method-assign]
         add_constraint(uri)
         append(*arguments)  # type: ignore[arg-type]
 
-    sink._log.append = late  # type: ignore[method-assign]
+    sink.delta_log.append = late  # type: ignore[method-assign]
     with pytest.raises(TableMismatchError, match="check constraints"):
-        sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+        sink.land(written(uri, 1), [entry("a", 1)])
     assert ids(uri) == []
 
 
 def test_a_worker_goes_on_once_the_change_is_taken_back(uri: str) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     add_constraint(uri)
     with pytest.raises(TableMismatchError):
-        sink.txn_versions(["a"])
+        sink.stored("a")
     DeltaTable(uri).alter.drop_constraint("positive")
-    assert sink.txn_versions(["a"]) == {"a": NONE}
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version is not None
+    assert sink.stored("a") == NONE
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version is not None
 
 
 def test_a_batch_that_landed_before_the_change_is_reported_landed(uri: str) -> None:
     sink, batch = committer(uri), written(uri, 1)
-    sink.ensure_table(SCHEMA)
-    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version == 1
+    sink.ensure(SCHEMA)
+    assert sink.land(batch, [entry("a", 1)]).version == 1
     add_constraint(uri)
-    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]) == CommitOutcome(1)
+    assert sink.land(batch, [entry("a", 1)]) == CommitOutcome(1)
 
 
 def test_columns_that_others_change_are_compared_again(uri: str) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    sink.ensure(SCHEMA)
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version == 1
     DeltaTable(uri).alter.add_columns([Field("must", PrimitiveType("string"))])
-    assert sink.commit(written(uri, 2), [CommitEntry("a", 2, TxnVersions(1))]).version == 3
+    assert sink.land(written(uri, 2), [entry("a", 2, seq(1))]).version == 3
     replaced = pa.schema([("id", pa.string())])
     DeltaTable.create(uri, replaced, mode="overwrite")
     with pytest.raises(TableMismatchError, match="id is bigint in the output and string"):
-        sink.commit(written(uri, 3), [CommitEntry("a", 3, TxnVersions(2))])
+        sink.land(written(uri, 3), [entry("a", 3, seq(2))])
 
 
 def test_adding_columns_does_not_skip_the_comparison_of_the_numbers(uri: str) -> None:
-    """The log moves while the batch's columns are added; who moved it may have fenced the lease."""
+    """The log moves while the batch's columns are added; who moved it may have the shard."""
     sink, rival = committer(uri, schema_evolution=True), committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     batch = written(uri, 1, note=pa.array(["n"]))
-    add = sink._log.add_columns
+    add = sink.delta_log.add_columns
 
     def late(fields: list[pa.Field]) -> None:
-        sink._log.add_columns = add  # type: ignore[method-assign]
-        rival.fence("a", NONE)
+        sink.delta_log.add_columns = add  # type: ignore[method-assign]
+        rival.move("a", 9)
         add(fields)
 
-    sink._log.add_columns = late  # type: ignore[method-assign]
-    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]) == CommitOutcome(None, ("a",))
+    sink.delta_log.add_columns = late  # type: ignore[method-assign]
+    assert sink.land(batch, [entry("a", 1)]) == CommitOutcome(None, ("a",))
     assert ids(uri) == []
-
-
-@pytest.mark.parametrize("number", [MAX_NUMBER, -5, 0])
-def test_every_number_that_the_log_can_hold_is_committed(uri: str, number: int) -> None:
-    sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.commit(written(uri, 1), [CommitEntry("a", number, NONE)]).version == 1
-    assert committer(uri).txn_versions(["a"]) == {"a": TxnVersions(number)}
-    DeltaTable(uri).create_checkpoint()
-    assert committer(uri).txn_versions(["a"]) == {"a": TxnVersions(number)}
-
-
-def test_a_fence_that_cannot_be_raised_is_that_leases_error(uri: str) -> None:
-    sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    log = DeltaLog(uri)
-    log.refresh()
-    log.append((), {"app/a/fence": MAX_NUMBER})
-    with pytest.raises(SinkError, match="cannot increment the fence of a"):
-        sink.fence("a", TxnVersions(None, MAX_NUMBER))
-    assert sink.fence("b", NONE) == TxnVersions(None, 1)
 
 
 def deep(levels: int) -> str:
@@ -183,15 +168,15 @@ def test_a_transaction_that_is_not_understood_is_not_answered(uri: str, line: st
     with pytest.raises(ValueError):
         entry_facts(line.encode())
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.txn_versions(["a"]) == {"a": NONE}
+    sink.ensure(SCHEMA)
+    assert sink.stored("a") == NONE
     path = Path(uri) / "_delta_log" / f"{1:020d}.json"
     path.write_text(f'{{"commitInfo":{{"timestamp":1}}}}\n{line}\n')
     assert read_transactions(LocalStorage(Path(uri)), 1) is None
     failure = ""
     try:  # delta-rs decides; what is asked is answered right, or not at all
-        assert sink.txn_versions(["a"])["a"] in (NONE, TxnVersions(1))
-        assert sink.commit(written(uri, 1), [CommitEntry("b", 1, NONE)]).version == 2
+        assert sink.stored("a") in (NONE, seq(1))
+        assert sink.land(written(uri, 1), [entry("b", 1)]).version == 2
     except SinkError as error:
         failure = str(error)
     assert len(failure) < 1000
@@ -240,8 +225,8 @@ def test_what_stands_in_a_text_of_an_entry_is_no_action() -> None:
 )
 def test_a_hint_of_a_checkpoint_that_is_odd_is_not_followed(uri: str, hint: str) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    sink.ensure(SCHEMA)
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version == 1
     (Path(uri) / "_delta_log" / "_last_checkpoint").write_text(hint)
     assert read_transactions(LocalStorage(Path(uri)), 1) is None
 
@@ -249,10 +234,10 @@ def test_a_hint_of_a_checkpoint_that_is_odd_is_not_followed(uri: str, hint: str)
 @pytest.mark.timeout(30)
 def test_an_entry_that_is_no_file_does_not_stop_a_worker(uri: str) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.txn_versions(["a"]) == {"a": NONE}
+    sink.ensure(SCHEMA)
+    assert sink.stored("a") == NONE
     os.mkfifo(Path(uri) / "_delta_log" / f"{1:020d}.json")
-    assert sink._log.peek()
+    assert sink.delta_log.peek()
     assert read_transactions(LocalStorage(Path(uri)), 1) is None
 
 
@@ -260,13 +245,13 @@ def test_an_entry_over_the_limit_is_left_to_the_library(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    assert sink.txn_versions(["a"]) == {"a": NONE}
+    sink.ensure(SCHEMA)
+    assert sink.stored("a") == NONE
     for module in ("delta_log", "transactions"):
         monkeypatch.setattr(f"kcl_pipeline.delta.log.{module}.MAX_ENTRY_BYTES", 100)
-    assert committer(uri).commit(written(uri, 1), [CommitEntry("a", 5, NONE)]).version == 1
-    assert sink.txn_versions(["a"]) == {"a": TxnVersions(5)}
-    assert sink.commit(written(uri, 2), [CommitEntry("a", 6, TxnVersions(5))]).version == 2
+    assert committer(uri).land(written(uri, 1), [entry("a", 5)]).version == 1
+    assert sink.stored("a") == seq(5)
+    assert sink.land(written(uri, 2), [entry("a", 6, seq(5))]).version == 2
     assert ids(uri) == [1, 2]
 
 
@@ -275,7 +260,7 @@ def test_an_odd_checkpoint_interval_does_not_fail_a_commit(
     uri: str, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     metadata = DeltaTable.metadata
 
     def odd(self: DeltaTable) -> object:
@@ -284,8 +269,8 @@ def test_an_odd_checkpoint_interval_does_not_fail_a_commit(
         return found
 
     monkeypatch.setattr(DeltaTable, "metadata", odd)
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
-    assert sink.txn_versions(["a"]) == {"a": TxnVersions(1)}
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version == 1
+    assert sink.stored("a") == seq(1)
 
 
 def test_an_error_of_the_library_is_one_bounded_line_without_secrets(
@@ -299,14 +284,14 @@ def test_an_error_of_the_library_is_one_bounded_line_without_secrets(
         clock=NoWait(),
         rng=random.Random(1),
     )
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(f"key {secret} in eu-central-1 \x1b[31m{'x' * 100_000}\nsecond line")
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
     with pytest.raises(SinkError) as caught:
-        sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+        sink.land(written(uri, 1), [entry("a", 1)])
     assert "key *** in eu-central-1" in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000

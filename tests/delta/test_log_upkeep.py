@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import CommitEntry, TxnVersions
 from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.sink import DeltaCommitter
-from tests.support.delta_tables import committer, ids, upkeep_ended, written
+from kcl_pipeline.delta.positions import names
+from tests.support.delta_tables import Committer, committer, entry, ids, seq, upkeep_ended, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 DEADLINE_SECONDS = 30.0
@@ -23,16 +22,16 @@ def uri(tmp_path: Path) -> str:
     return str(tmp_path / "table")
 
 
-def table(uri: str, interval: str = "5") -> DeltaCommitter:
+def table(uri: str, interval: str = "5") -> Committer:
     sink = committer(uri, table_properties={"delta.checkpointInterval": interval})
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     return sink
 
 
-def commit(sink: DeltaCommitter, uri: str, *turns: int) -> None:
+def commit(sink: Committer, uri: str, *turns: int) -> None:
     for turn in turns:
-        entry = CommitEntry("a", turn, TxnVersions(turn - 1 or None))
-        assert sink.commit(written(uri, turn), [entry]).version is not None
+        one = entry("a", turn, seq(turn - 1))
+        assert sink.land(written(uri, turn), [one]).version is not None
 
 
 def checkpoints(uri: str) -> set[int]:
@@ -53,9 +52,9 @@ def test_commits_go_on_while_a_checkpoint_is_written(
     monkeypatch.setattr(DeltaTable, "create_checkpoint", slow)
     commit(sink, uri, *range(1, 9))
     assert checkpoints(uri) == set()
-    assert not upkeep_ended(sink._log, 0)
+    assert not upkeep_ended(sink.delta_log, 0)
     go_on.set()
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     assert checkpoints(uri) == {5}
     commit(sink, uri, 9)
     assert ids(uri) == list(range(1, 10))
@@ -77,18 +76,18 @@ def test_the_newest_request_is_kept_while_another_one_runs(
     assert begun.wait(DEADLINE_SECONDS)
     commit(sink, uri, *range(3, 8))
     go_on.set()
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     assert checkpoints(uri) == {2, 6}
 
 
 def test_a_handle_from_after_the_checkpoint_is_used(uri: str) -> None:
     sink = table(uri)
     commit(sink, uri, *range(1, 6))
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
-    before = sink._log._table
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
+    before = sink.delta_log._table
     commit(sink, uri, 6)
-    assert sink._log._table is not before
-    assert sink._log._opened_at == 5
+    assert sink.delta_log._table is not before
+    assert sink.delta_log._opened_at == 5
     assert ids(uri) == list(range(1, 7))
 
 
@@ -97,14 +96,14 @@ def test_another_writers_checkpoint_is_used(uri: str) -> None:
     assert reader.refresh()
     before = reader._table
     commit(sink, uri, *range(1, 10))
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     assert reader.refresh()
     assert reader._table is before, "it is opened by another thread"
     assert upkeep_ended(reader, DEADLINE_SECONDS)
     assert reader.refresh()
     assert reader._table is not before
     assert reader.version == 9
-    assert reader.transaction("app/a") == 9
+    assert reader.transaction(names("app/a")[1]) == 9
 
 
 def test_without_a_checkpoint_no_handle_is_opened(uri: str) -> None:
@@ -130,10 +129,10 @@ def test_a_handle_of_a_table_that_was_replaced_is_not_used(
     monkeypatch.setattr(DeltaTable, "create_checkpoint", slow)
     commit(sink, uri, *range(1, 6))
     assert begun.wait(DEADLINE_SECONDS)
-    sink._log._open()
+    sink.delta_log._open()
     go_on.set()
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
-    assert sink._log.upkeep.take_opened() is None
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
+    assert sink.delta_log.upkeep.take_opened() is None
 
 
 def test_a_failure_leaves_the_former_handle_and_the_next_request_works(
@@ -145,8 +144,8 @@ def test_a_failure_leaves_the_former_handle_and_the_next_request_works(
             DeltaTable, "create_checkpoint", lambda _self: (_ for _ in ()).throw(OSError("full"))
         )
         commit(sink, uri, *range(1, 6))
-        assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+        assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     assert "full; the log grows until the next attempt" in caplog.text
     commit(sink, uri, *range(6, 11))
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     assert checkpoints(uri) == {10}

@@ -14,21 +14,20 @@ import pytest
 from deltalake import DeltaTable
 from moto.s3.models import s3_backends
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
+from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.commits.announcements import FOLDER, Claim
 from kcl_pipeline.delta.log.entries import entry_facts
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
-from kcl_pipeline.delta.sink import DeltaCommitter
+from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.storage.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.sinks.announcements import FOLDER
 from tests.support.announcing import announce
-from tests.support.delta_tables import committer, upkeep_ended
+from tests.support.delta_tables import NONE, Committer, committer, entry, seq, upkeep_ended
 from tests.support.sink_writers import SHARED, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
-NONE = TxnVersions()
 DEADLINE_SECONDS = 30.0
 BUCKET = "object-store"  # bucket names are global in a process
 
@@ -61,18 +60,18 @@ class Table:
         self.storage: Storage = open_storage(self.uri, options)
         self._writer = ArrowBatchWriter(None, self.uri, storage_options=options)
         self.sink = self.new_sink()
-        self.sink.ensure_table(SCHEMA)
+        self.sink.ensure(SCHEMA)
 
-    def new_sink(self) -> DeltaCommitter:
+    def new_sink(self) -> Committer:
         return committer(self.uri, storage_options=self.options, **self.settings)
 
     def write(self, ident: int) -> Written:
         return self._writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
 
     def commit(self, ident: int) -> int | None:
-        expected = self.sink.txn_versions(["a"])["a"]
-        return self.sink.commit(
-            self.write(ident), [CommitEntry("a", (expected.data or 0) + 1, expected)]
+        expected = self.sink.stored("a")
+        return self.sink.land(
+            self.write(ident), [entry("a", expected.number + 1, expected)]
         ).version
 
     def ids(self) -> list[int]:
@@ -114,14 +113,14 @@ def test_processes_on_an_object_store_lose_and_repeat_nothing(
         number
         for entry in entries
         for key, number in entry_facts(entry).transactions.items()
-        if key == f"app/{SHARED}"
+        if key == names(f"app/{SHARED}")[0]
     ]
     assert len(contested) == len(set(contested)) == sum(result["won"] for result in results)
     assert set(
-        table.sink.txn_versions(
+        table.sink.positions(
             [f"{worker}-{lease}" for worker in (1, 2, 3) for lease in "xy"]
-        ).values()
-    ) == {TxnVersions(4)}
+        ).shards.values()
+    ) == {seq(4)}
     assert table.objects(FOLDER, ".json") == []
 
 
@@ -130,14 +129,14 @@ def test_compaction_in_an_object_store_stops_nobody(options: Mapping[str, str]) 
     for ident in range(1, 5):
         assert table.commit(ident) is not None
     prepared, waiting = table.write(5), table.write(6)
-    announce(table.new_sink(), waiting.files, Claim("app/b", "app/b/fence", 1, NONE))
+    announce(table.new_sink(), waiting.files, entry("b", 1))
     stale = table.new_sink()
-    assert stale.txn_versions(["a"]) == {"a": TxnVersions(4)}
+    assert stale.stored("a") == seq(4)
     assert compact(table.uri, options) == Compacted(4, 1)
     assert compact(table.uri, options) == Compacted(0, 0)
     stale._pace.lost(2)
-    assert stale.commit(prepared, [CommitEntry("a", 5, TxnVersions(4))]).version == 6
-    assert table.sink.txn_versions(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(1)}
+    assert stale.land(prepared, [entry("a", 5, seq(4))]).version == 6
+    assert (table.sink.stored("a"), table.sink.stored("b")) == (seq(5), seq(1))
     assert table.ids() == [1, 2, 3, 4, 5, 6]
 
 
@@ -145,8 +144,8 @@ def test_vacuum_in_an_object_store_takes_old_rubbish_alone(options: Mapping[str,
     table = Table("vacuumed", options)
     assert table.commit(1) == 1
     given_up, forgotten, young = table.write(2), table.write(3), table.write(4)
-    old = announce(table.sink, forgotten.files, Claim("app/o", "app/o/fence", 1, NONE))
-    new = announce(table.sink, young.files, Claim("app/y", "app/y/fence", 1, NONE))
+    old = announce(table.sink, forgotten.files, entry("o", 1))
+    new = announce(table.sink, young.files, entry("y", 1))
     doomed = sorted(file.path for batch in (given_up, forgotten) for file in batch.files)
     for path in (*doomed, old.name):
         table.age(path, 50)
@@ -155,8 +154,8 @@ def test_vacuum_in_an_object_store_takes_old_rubbish_alone(options: Mapping[str,
     assert sorted(vacuum(table.uri, 49, options)) == doomed
     assert table.objects(FOLDER, ".json") == [new.name]
     assert set(table.objects("", ".parquet")) & set(doomed) == set()
-    assert table.sink.fence("y", NONE) is None, "the young announcement still lands"
-    assert table.commit(5) is not None
+    table.sink._pace.lost(2)
+    assert table.commit(5) is not None, "the young announcement lands with it"
     assert table.ids() == [1, 4, 5]
 
 
@@ -164,11 +163,11 @@ def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) 
     table = Table("checkpointed", options, table_properties={"delta.checkpointInterval": "3"})
     for ident in range(1, 6):
         assert table.commit(ident) == ident
-    assert upkeep_ended(table.sink._log, DEADLINE_SECONDS)
+    assert upkeep_ended(table.sink.delta_log, DEADLINE_SECONDS)
     assert table.objects("_delta_log", ".checkpoint.parquet") == [
         f"_delta_log/{3:020d}.checkpoint.parquet"
     ]
-    assert read_transactions(table.storage, 5) == {"app/a": 5}
+    assert (read_transactions(table.storage, 5) or {})[names("app/a")[1]] == 5
     for version in range(3):
         table.storage.delete(f"_delta_log/{version:020d}.json")
-    assert table.new_sink().txn_versions(["a", "b"]) == {"a": TxnVersions(5), "b": NONE}
+    assert (table.new_sink().stored("a"), table.new_sink().stored("b")) == (seq(5), NONE)

@@ -1,4 +1,4 @@
-"""A folder that is emptied, replaced, or restored while a process has the table open."""
+"""A folder that is emptied, replaced, or put back while a process has the table open."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import CommitEntry, TxnVersions, Written, shard_key
+from kcl_pipeline.batch import Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, Positions
 
-KEY = shard_key("a", "arn:aws:kinesis:eu-west-1:1:stream/s/17/a")
+KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/a"
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 NOTHING = Written((), SCHEMA, 0)
 
 
 def committer(folder: Path) -> DeltaCommitter:
     sink = DeltaCommitter(DeltaSink(str(folder)), "app")
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     return sink
 
 
-def commit(sink: DeltaCommitter, end: int) -> TxnVersions:
-    entry = CommitEntry.to(KEY, sink.txn_versions([KEY])[KEY], Position(str(end)))
-    assert sink.commit(NOTHING, [entry]).version is not None
-    return sink.txn_versions([KEY])[KEY]
+def entry(known: Positions, end: int) -> Entry:
+    return Entry(KEY, known.shards[KEY], Position(str(end)))
+
+
+def commit(sink: DeltaCommitter, end: int) -> Positions:
+    known = sink.positions([KEY])
+    assert sink.commit(known.table_id, NOTHING, [entry(known, end)]).version is not None
+    return sink.positions([KEY])
 
 
 def entries(folder: Path) -> list[str]:
     return sorted(one.name for one in (folder / "_delta_log").glob("*.json"))
 
 
-def test_versions_have_the_id_of_the_table(tmp_path: Path) -> None:
+def test_positions_have_the_id_of_the_table(tmp_path: Path) -> None:
     first, second = committer(tmp_path / "one"), committer(tmp_path / "two")
-    one, two = first.txn_versions([KEY])[KEY], second.txn_versions([KEY])[KEY]
-    assert one.table is not None
-    assert two.table not in (None, one.table)
-    assert DeltaCommitter(DeltaSink(str(tmp_path / "one")), "app").txn_versions([KEY])[
-        KEY
-    ].table == (one.table)
+    one, two = first.positions([]).table_id, second.positions([]).table_id
+    assert one is not None
+    assert two not in (None, one)
+    assert DeltaCommitter(DeltaSink(str(tmp_path / "one")), "app").positions([]).table_id == one
 
 
 @pytest.mark.parametrize("more", [0, 3])
@@ -52,27 +55,27 @@ def test_a_batch_does_not_land_in_a_table_that_replaced_its_own(tmp_path: Path, 
     shutil.rmtree(folder)
     other = committer(folder)
     for end in range(more):
-        assert other.commit(NOTHING, [CommitEntry(f"b{end}", 1, TxnVersions())]).version is not None
+        table_id = other.positions([]).table_id
+        one = Entry(f"b{end}", NOTHING_STORED, Position("1"))
+        assert other.commit(table_id, NOTHING, [one]).version is not None
     before = entries(folder)
-    entry = CommitEntry.to(KEY, known, Position("8"))
-    assert sink.commit(NOTHING, [entry]).refused == (KEY,)
-    assert sink.move(KEY, known, Position("8"), ended=False) is None
+    assert sink.commit(known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
     assert entries(folder) == before
-    assert sink.txn_versions([KEY])[KEY].table != known.table
+    assert sink.positions([KEY]).table_id != known.table_id
 
 
-def test_the_same_numbers_of_another_table_are_others(tmp_path: Path) -> None:
+def test_the_same_position_of_another_table_is_another(tmp_path: Path) -> None:
     folder = tmp_path / "table"
     sink = committer(folder)
     known = commit(sink, 5)
     shutil.rmtree(folder)
-    assert commit(committer(folder), 5) == known
+    assert commit(committer(folder), 5).shards == known.shards
     before = entries(folder)
-    assert sink.commit(NOTHING, [CommitEntry.to(KEY, known, Position("8"))]).refused == (KEY,)
+    assert sink.commit(known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
     assert entries(folder) == before
 
 
-def test_a_batch_does_not_land_in_a_table_that_was_restored(tmp_path: Path) -> None:
+def test_a_batch_does_not_land_in_a_copy_that_was_put_back(tmp_path: Path) -> None:
     folder, backup = tmp_path / "table", tmp_path / "backup"
     sink = committer(folder)
     old = commit(sink, 5)
@@ -81,9 +84,9 @@ def test_a_batch_does_not_land_in_a_table_that_was_restored(tmp_path: Path) -> N
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)
     before = entries(folder)
-    assert sink.commit(NOTHING, [CommitEntry.to(KEY, known, Position("8"))]).refused == (KEY,)
+    assert sink.commit(known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
     assert entries(folder) == before
-    assert sink.txn_versions([KEY])[KEY] == old
+    assert sink.positions([KEY]) == old
 
 
 def test_a_batch_does_not_land_in_an_empty_folder(tmp_path: Path) -> None:
@@ -93,5 +96,5 @@ def test_a_batch_does_not_land_in_an_empty_folder(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
     with pytest.raises(SinkError, match="does not exist"):
-        sink.commit(NOTHING, [CommitEntry.to(KEY, known, Position("8"))])
+        sink.commit(known.table_id, NOTHING, [entry(known, 8)])
     assert list(folder.iterdir()) == []

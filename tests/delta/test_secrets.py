@@ -117,7 +117,7 @@ def test_a_traceback_with_locals_has_no_secret(
 
     monkeypatch.setattr(DeltaTable, "create", fails)
     with pytest.raises(SinkError) as caught:
-        sink.ensure_table(pa.schema([("id", pa.int64())]))
+        sink.ensure(pa.schema([("id", pa.int64())]))
     text = "".join(traceback.format_exception(caught.value))
     assert SECRET not in text
     out = io.StringIO()

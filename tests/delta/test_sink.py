@@ -12,16 +12,28 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.positions import names
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
-from tests.support.delta_tables import committer, ids, log_lines, upkeep_ended, written
+from kcl_pipeline.sinks.sink import CommitOutcome
+from tests.support.delta_tables import (
+    NONE,
+    Committer,
+    at,
+    committer,
+    entry,
+    ids,
+    log_lines,
+    seq,
+    upkeep_ended,
+    written,
+)
 from tests.support.sink_writers import SHARED, run_creators, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
-NONE = TxnVersions()
 DEADLINE_SECONDS = 30.0
 
 
@@ -30,12 +42,12 @@ def uri(tmp_path: Path) -> str:
     return str(tmp_path / "table")
 
 
-@pytest.mark.parametrize("rival", [{"app/a": 2}, {"app/a/fence": 1}, {"app/b": 2}, {}])
+@pytest.mark.parametrize("rival", [{"app/a": 2}, {"app/b": 2}, {}])
 @pytest.mark.parametrize("with_file", [True, False])
 def test_a_stale_handle_appends_nothing_whatever_happened_since(
     uri: str, rival: dict[str, int], with_file: bool
 ) -> None:
-    committer(uri).ensure_table(SCHEMA)
+    committer(uri).ensure(SCHEMA)
     stale, other = DeltaLog(uri), DeltaLog(uri)
     assert stale.refresh()
     assert other.refresh()
@@ -49,12 +61,12 @@ def test_a_stale_handle_appends_nothing_whatever_happened_since(
 
 
 def interrupted(
-    sink: DeltaCommitter, rival: Callable[[], object], *, lands: bool | None = None
-) -> DeltaCommitter:
+    sink: Committer, rival: Callable[[], object], *, lands: bool | None = None
+) -> Committer:
     """The first time the sink is about to append, `rival` acts; `lands`: then the append happens
     (or not) and its answer is lost.
     """
-    append, done = sink._log.append, []
+    append, done = sink.delta_log.append, []
 
     def paused(*arguments: object) -> None:
         if done:
@@ -67,62 +79,48 @@ def interrupted(
             raise SinkError("the answer was lost")
         return None
 
-    sink._log.append = paused  # type: ignore[method-assign]
+    sink.delta_log.append = paused  # type: ignore[method-assign]
     return sink
 
 
 def test_a_pause_between_comparing_and_writing_is_seen(uri: str) -> None:
     rival = committer(uri)
-    rival.ensure_table(SCHEMA)
+    rival.ensure(SCHEMA)
     outcomes = {}
     for name, act in {
-        "other lease": lambda: rival.commit(written(uri, 10), [CommitEntry("b", 1, NONE)]),
-        "fence": lambda: rival.fence("a1", NONE),
-        "same lease": lambda: rival.commit(written(uri, 20), [CommitEntry("a2", 9, NONE)]),
-        "other application": lambda: DeltaCommitter(DeltaSink(uri), "other").commit(
-            written(uri, 30), [CommitEntry("a3", 1, NONE)]
+        "other lease": lambda: rival.land(written(uri, 10), [entry("b", 1)]),
+        "moved": lambda: rival.move("a1", 1),
+        "same lease": lambda: rival.land(written(uri, 20), [entry("a2", 9)]),
+        "other application": lambda: Committer(DeltaSink(uri), "other").land(
+            written(uri, 30), [entry("a3", 1)]
         ),
     }.items():
         lease = f"a{len(outcomes)}"
-        outcomes[name] = interrupted(committer(uri), act).commit(
+        outcomes[name] = interrupted(committer(uri), act).land(
             written(uri, len(outcomes)),
-            [CommitEntry(lease, 5, NONE), CommitEntry(f"{lease}-too", 5, NONE)],
+            [entry(lease, 5), entry(f"{lease}-too", 5)],
         )
     assert outcomes["other lease"].version == 2
-    assert outcomes["fence"] == CommitOutcome(None, ("a1",))
+    assert outcomes["moved"] == CommitOutcome(None, ("a1",))
     assert outcomes["same lease"] == CommitOutcome(None, ("a2",))
     assert outcomes["other application"].version is not None
     assert ids(uri) == [0, 3, 10, 20, 30]
 
 
-def test_a_fence_that_was_overtaken_is_refused(uri: str) -> None:
-    rival = committer(uri)
-    rival.ensure_table(SCHEMA)
-    assert (
-        interrupted(
-            committer(uri), lambda: rival.commit(written(uri, 1), [CommitEntry("a", 5, NONE)])
-        ).fence("a", NONE)
-        is None
-    )
-    assert interrupted(
-        committer(uri), lambda: rival.commit(written(uri, 2), [CommitEntry("b", 5, NONE)])
-    ).fence("a", TxnVersions(5)) == TxnVersions(5, 1)
-
-
 def test_a_commit_whose_answer_was_lost(uri: str) -> None:
     rival = committer(uri)
-    rival.ensure_table(SCHEMA)
-    entries = [CommitEntry("a", 1, NONE)]
+    rival.ensure(SCHEMA)
+    entries = [entry("a", 1)]
     batch = written(uri, 1)
-    outcome = interrupted(committer(uri), lambda: None, lands=True).commit(batch, entries)
+    outcome = interrupted(committer(uri), lambda: None, lands=True).land(batch, entries)
     assert outcome.version == 1, "its numbers prove that it landed"
-    entries = [CommitEntry("a", 2, TxnVersions(1))]
+    entries = [entry("a", 2, seq(1))]
     unsure = interrupted(committer(uri), lambda: None, lands=False)
     with pytest.raises(SinkError, match="the answer was lost"):
-        unsure.commit(written(uri, 2), entries)
-    assert unsure.txn_versions(["a"]) == {"a": TxnVersions(1)}
-    moved_on = interrupted(committer(uri), lambda: rival.fence("z", NONE), lands=False)
-    assert moved_on.commit(written(uri, 3), entries).version == 3, (
+        unsure.land(written(uri, 2), entries)
+    assert unsure.stored("a") == seq(1)
+    moved_on = interrupted(committer(uri), lambda: rival.move("z", 1), lands=False)
+    assert moved_on.land(written(uri, 3), entries).version == 3, (
         "the place was taken: nothing can be under way, so it is tried again"
     )
     assert ids(uri) == [1, 3]
@@ -132,18 +130,18 @@ def test_a_commit_whose_answer_was_lost(uri: str) -> None:
 def test_contention_alone_is_retried_a_bounded_number_of_times(
     uri: str, combined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kcl_pipeline.delta.sink.MAX_ATTEMPTS", 20)
+    monkeypatch.setattr("kcl_pipeline.sinks.table.MAX_ATTEMPTS", 20)
     rival, sink = committer(uri), committer(uri, combined_commits=combined)
-    rival.ensure_table(SCHEMA)
-    append, turns = sink._log.append, iter(range(10_000))
+    rival.ensure(SCHEMA)
+    append, turns = sink.delta_log.append, iter(range(10_000))
 
     def always_late(*arguments: object) -> None:
-        rival.fence(f"z{next(turns)}", NONE)
+        rival.move(f"z{next(turns)}", 1)
         append(*arguments)  # type: ignore[arg-type]
 
-    sink._log.append = always_late  # type: ignore[method-assign]
+    sink.delta_log.append = always_late  # type: ignore[method-assign]
     with pytest.raises(SinkError, match="lost to other writers"):
-        sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+        sink.land(written(uri, 1), [entry("a", 1)])
     assert ids(uri) == []
     assert next(turns) == 20
     assert 20 <= sink._clock.waits <= 200
@@ -153,30 +151,22 @@ def test_numbers_survive_a_checkpoint_and_a_cleaned_log(uri: str) -> None:
     sink, slow, slower = (
         committer(uri, table_properties={"delta.checkpointInterval": "5"}) for _ in range(3)
     )
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     for turn in range(1, 4):
-        assert (
-            sink.commit(
-                written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1 or None))]
-            ).version
-            == turn
-        )
-    sink.fence("a", TxnVersions(3))
-    assert slow.txn_versions(["a"]) == {"a": TxnVersions(3, 1)}
-    assert slower.txn_versions([]) == {}
+        assert sink.land(written(uri, turn), [entry("a", turn, seq(turn - 1))]).version == turn
+    assert sink.move("a", 3, seq(3))
+    assert slow.stored("a") == at(3, 4)
+    assert slower.positions([]).shards == {}
     for turn in range(4, 12):
-        sink.commit(written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1, 1))])
-        assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+        sink.land(written(uri, turn), [entry("a", turn, at(turn - 1, turn))])
+        assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     log = Path(uri) / "_delta_log"
     assert {file.name[:20].lstrip("0") for file in log.glob("*.checkpoint.parquet")} == {"5", "10"}
     for version in range(9):
         (log / f"{version:020d}.json").unlink()
     for reader in (sink, slow, slower, committer(uri)):
-        assert reader.txn_versions(["a", "b"]) == {"a": TxnVersions(11, 1), "b": NONE}
-    assert (
-        slow.commit(written(uri, 12), [CommitEntry("a", 12, TxnVersions(11, 1))]).version
-        is not None
-    )
+        assert (reader.stored("a"), reader.stored("b")) == (at(11, 12), NONE)
+    assert slow.land(written(uri, 12), [entry("a", 12, at(11, 12))]).version is not None
     assert ids(uri) == list(range(1, 13))
 
 
@@ -184,33 +174,31 @@ def test_a_checkpoint_that_fails_does_not_spoil_the_commit(
     uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = committer(uri, table_properties={"delta.checkpointInterval": "1"})
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     monkeypatch.setattr(
         DeltaTable, "create_checkpoint", lambda _self: (_ for _ in ()).throw(OSError("disk full"))
     )
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
-    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version == 1
+    assert upkeep_ended(sink.delta_log, DEADLINE_SECONDS)
     assert "disk full" in caplog.text
 
 
 def test_other_columns_are_named_or_added(uri: str) -> None:
     strict, open_minded = committer(uri), committer(uri, schema_evolution=True)
-    strict.ensure_table(SCHEMA)
+    strict.ensure(SCHEMA)
     more = written(uri, 1, note=pa.array(["n"]))
     with pytest.raises(
         SinkError, match=r"note \(string\) is not in the table.*schema_evolution=True"
     ):
-        strict.commit(more, [CommitEntry("a", 1, NONE)])
+        strict.land(more, [entry("a", 1)])
     with pytest.raises(SinkError, match=r"id is string in the output and bigint in the table"):
-        open_minded.ensure_table(pa.schema([("id", pa.string()), ("note", pa.string())]))
-    assert open_minded.commit(more, [CommitEntry("a", 1, NONE)]).version is not None
-    assert strict.commit(written(uri, 2), [CommitEntry("b", 1, NONE)]).version is not None, (
+        open_minded.ensure(pa.schema([("id", pa.string()), ("note", pa.string())]))
+    assert open_minded.land(more, [entry("a", 1)]).version is not None
+    assert strict.land(written(uri, 2), [entry("b", 1)]).version is not None, (
         "a batch without the new column fits"
     )
     assert (
-        strict.commit(
-            written(uri, 3, note=pa.array(["m"])), [CommitEntry("b", 2, TxnVersions(1))]
-        ).version
+        strict.land(written(uri, 3, note=pa.array(["m"])), [entry("b", 2, seq(1))]).version
         is not None
     )
     rows = DeltaTable(uri).to_pyarrow_table().sort_by("id").to_pylist()
@@ -223,36 +211,36 @@ def test_a_column_that_is_all_null_is_refused_where_the_table_lacks_it(uri: str)
     sentence = "every value of note is null and without a type; cast it to its type"
     for evolution in (False, True):
         with pytest.raises(TableMismatchError, match=sentence):
-            committer(uri, schema_evolution=evolution).ensure_table(schema)
+            committer(uri, schema_evolution=evolution).ensure(schema)
     assert not Path(uri).exists()
     sink = committer(uri)
-    sink.ensure_table(pa.schema([*SCHEMA, pa.field("other", pa.string())]))
+    sink.ensure(pa.schema([*SCHEMA, pa.field("other", pa.string())]))
     with pytest.raises(TableMismatchError, match=sentence):
-        sink.commit(written(uri, 1, note=pa.nulls(1)), [CommitEntry("a", 1, NONE)])
+        sink.land(written(uri, 1, note=pa.nulls(1)), [entry("a", 1)])
 
 
 def test_a_column_that_is_all_null_is_null_where_the_table_has_it(uri: str) -> None:
     schema = pa.schema([*SCHEMA, pa.field("note", pa.null())])
     sink = committer(uri)
-    sink.ensure_table(pa.schema([*SCHEMA, pa.field("note", pa.string())]))
-    sink.ensure_table(schema)
+    sink.ensure(pa.schema([*SCHEMA, pa.field("note", pa.string())]))
+    sink.ensure(schema)
     batch = written(uri, 1, note=pa.nulls(1))
-    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version is not None
+    assert sink.land(batch, [entry("a", 1)]).version is not None
     assert DeltaTable(uri).to_pyarrow_table().to_pylist() == [{"id": 1, "note": None}]
 
 
 def test_two_workers_add_the_same_column_at_once(uri: str) -> None:
     first, second = committer(uri, schema_evolution=True), committer(uri, schema_evolution=True)
-    first.ensure_table(SCHEMA)
+    first.ensure(SCHEMA)
     wider = pa.schema([*SCHEMA, ("note", pa.string())])
-    add = second._log.add_columns
+    add = second.delta_log.add_columns
 
     def late(fields: list[pa.Field]) -> None:
-        first.ensure_table(wider)
+        first.ensure(wider)
         add(fields)
 
-    second._log.add_columns = late  # type: ignore[method-assign]
-    second.ensure_table(wider)
+    second.delta_log.add_columns = late  # type: ignore[method-assign]
+    second.ensure(wider)
     assert [field.name for field in DeltaTable(uri).schema().fields] == ["id", "note"]
 
 
@@ -276,41 +264,41 @@ def test_partitions(uri: str) -> None:
         (2, "a b"),
     ]
     sink = committer(uri, partition_by=("kind",))
-    sink.ensure_table(batch.schema)
-    sink.commit(batch, [CommitEntry("a", 1, NONE)])
+    sink.ensure(batch.schema)
+    sink.land(batch, [entry("a", 1)])
     rows = DeltaTable(uri).to_pyarrow_table().sort_by("id").to_pylist()
     assert [row["kind"] for row in rows] == ["a b", "c:d/%é", None, None, "e=f", "a b"]
     with pytest.raises(SinkError, match=r"partitioned by \['kind'\]"):
-        committer(uri).ensure_table(batch.schema)
+        committer(uri).ensure(batch.schema)
     with pytest.raises(SinkError, match="partition_by names day"):
-        committer(uri, partition_by=("day",)).ensure_table(batch.schema)
+        committer(uri, partition_by=("day",)).ensure(batch.schema)
 
 
 def test_a_table_that_asks_more_of_its_writers_is_refused(uri: str) -> None:
-    committer(uri).ensure_table(SCHEMA)
+    committer(uri).ensure(SCHEMA)
     DeltaTable(uri).alter.add_constraint({"positive": "id > 0"})
     with pytest.raises(SinkError, match=r"check constraints \(positive\)"):
-        committer(uri).ensure_table(SCHEMA)
+        committer(uri).ensure(SCHEMA)
 
 
 def test_a_column_that_may_not_be_null_takes_batches_that_hold_no_null(uri: str) -> None:
     DeltaTable.create(uri, pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     sink = committer(uri)
-    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    assert sink.land(written(uri, 1), [entry("a", 1)]).version == 1
     holes = ArrowBatchWriter(None, uri).write(
         Batch("b", (), pa.table({"id": pa.array([None, 2], pa.int64())}))
     )
     with pytest.raises(SinkError, match="id is not nullable"):
-        sink.commit(holes, [CommitEntry("a", 2, TxnVersions(1))])
+        sink.land(holes, [entry("a", 2, seq(1))])
 
 
 def test_a_forked_child_is_told_so(uri: str) -> None:
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     child = os.fork()
     if child == 0:  # only raw exits in here: this process has pytest's state
         try:
-            sink.txn_versions(["a"])
+            sink.stored("a")
         except SinkError as error:
             os._exit(7 if "spawn" in str(error) else 8)
         except BaseException:  # noqa: BLE001
@@ -342,11 +330,11 @@ def test_processes_lose_and_repeat_nothing(uri: str) -> None:
     contested = [
         line["txn"]["version"]
         for line in lines
-        if line.get("txn", {}).get("appId") == f"app/{SHARED}"
+        if line.get("txn", {}).get("appId") == names(f"app/{SHARED}")[0]
     ]
     assert len(contested) == sum(result["won"] for result in results) > 0
-    final = committer(uri).txn_versions([f"{worker}-x" for worker in range(1, 9)])
-    assert set(final.values()) == {TxnVersions(20)}
+    final = committer(uri).positions([f"{worker}-x" for worker in range(1, 9)]).shards
+    assert set(final.values()) == {seq(20)}
 
 
 @pytest.mark.processes

@@ -12,17 +12,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.entries import entry_path
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
-from tests.support.delta_tables import NoWait, committer
+from kcl_pipeline.sinks.sink import Entry, StoredPosition
+from tests.support.delta_tables import NoWait, committer, entry
 from tests.support.s3_proxy import Request, S3Proxy, s3_proxy
 
 SCHEMA = pa.schema([("id", pa.int64())])
 BUCKET = "slow-commits"
+FIRST = entry("a", 1).becomes
 _numbers = itertools.count()
 
 
@@ -68,11 +70,12 @@ class HungWrite:
         self.uri = f"s3://{BUCKET}/t{next(_numbers)}"
         self.direct, self.clock, self.seconds = options(endpoint), Hours(), seconds
         first = committer(self.uri, storage_options=self.direct)
-        first.ensure_table(SCHEMA)
-        assert first.commit(self.written(1), [CommitEntry("a", 1, TxnVersions())]).version == 1
+        first.ensure(SCHEMA)
+        self.table_id = first.positions([]).table_id
+        assert first.commit(self.table_id, self.written(1), [entry("a", 1)]).version == 1
         sink = DeltaSink(self.uri, storage_options=options(proxy.url))
         self.sink = DeltaCommitter(sink, "app", clock=self.clock, rng=random.Random(1))
-        assert self.sink.txn_versions(["a"]) == {"a": TxnVersions(1)}
+        assert self.sink.positions(["a"]).shards["a"] == FIRST
         proxy.before = self.hang
         self.hung = False
 
@@ -85,8 +88,8 @@ class HungWrite:
     def meanwhile(self) -> None:
         other = committer(self.uri, storage_options=self.direct)
         for number in (1, 2, 3):
-            entry = CommitEntry("b", number, other.txn_versions(["b"])["b"])
-            assert other.commit(self.written(100 + number), [entry]).version
+            one = entry("b", number, other.positions(["b"]).shards["b"])
+            assert other.commit(self.table_id, self.written(100 + number), [one]).version
         newest = self.table()
         newest.create_checkpoint()
         storage = open_storage(self.uri, self.direct)
@@ -94,7 +97,7 @@ class HungWrite:
             storage.delete(entry_path(version))
 
     def commit(self) -> int | None:
-        return self.sink.commit(self.written(2), [CommitEntry("a", 2, TxnVersions(1))]).version
+        return self.sink.commit(self.table_id, self.written(2), [entry("a", 2, FIRST)]).version
 
     def written(self, ident: int) -> Written:
         rows = pa.table({"id": pa.array([ident], pa.int64())})
@@ -107,8 +110,8 @@ class HungWrite:
     def ids(self) -> list[Any]:
         return sorted(self.table().to_pyarrow_table()["id"].to_pylist())
 
-    def stored(self) -> TxnVersions:
-        return committer(self.uri, storage_options=self.direct).txn_versions(["a"])["a"]
+    def stored(self) -> StoredPosition:
+        return committer(self.uri, storage_options=self.direct).positions(["a"]).shards["a"]
 
 
 def test_a_commit_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> None:
@@ -117,14 +120,15 @@ def test_a_commit_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> No
     assert world.hung
     assert version is not None
     assert world.ids() == [1, 2, 101, 102, 103]
-    assert world.stored() == TxnVersions(2)
+    assert world.stored() == entry("a", 2, FIRST).becomes
 
 
-def test_a_fence_that_hung_is_in_the_table_or_refused(endpoint: str, proxy: S3Proxy) -> None:
+def test_an_end_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> None:
     world = HungWrite(endpoint, proxy, seconds=3_600)
-    raised = world.sink.fence("a", TxnVersions(1))
+    end = Entry("a", FIRST, FIRST.position, ended=True)
+    assert world.sink.commit(world.table_id, NOTHING_WRITTEN, [end]).version is not None
     assert world.hung
-    assert raised is None or world.stored() == TxnVersions(1, raised.fence)
+    assert world.stored() == end.becomes
 
 
 def test_a_slow_commit_without_other_writers_lands_once(endpoint: str, proxy: S3Proxy) -> None:

@@ -15,22 +15,21 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.commits.announcements import Claim
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
 from kcl_pipeline.delta.maintenance import compact, table_exists
 from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.local import EmbeddedAws
-from tests.support.announcing import announce
+from kcl_pipeline.sinks.sink import Entry
+from tests.support.announcing import announce, contend
 from tests.support.credential_files import ProfileFiles
-from tests.support.delta_tables import committer
+from tests.support.delta_tables import committer, entry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 
 SCHEMA = pa.schema([("id", pa.int64())])
 BUCKET = "store-endpoints"
-NONE = TxnVersions()
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +64,15 @@ def written(uri: str, ident: int) -> Written:
 
 
 def commit(sink: DeltaCommitter, uri: str, ident: int) -> int | None:
-    expected = sink.txn_versions(["a"])["a"]
-    entry = CommitEntry("a", (expected.data or 0) + 1, expected)
-    return sink.commit(written(uri, ident), [entry]).version
+    expected = sink.positions(["a"])
+    one = entry("a", expected.shards["a"].number + 1, expected.shards["a"])
+    return sink.commit(expected.table_id, written(uri, ident), [one]).version
+
+
+def end(sink: DeltaCommitter) -> None:
+    found = sink.positions(["a"])
+    one = Entry("a", found.shards["a"], None, ended=True)
+    sink.commit(found.table_id, NOTHING_WRITTEN, [one])
 
 
 @pytest.mark.parametrize(
@@ -89,19 +94,19 @@ def test_everything_of_a_table_reaches_the_endpoint_of_the_environment(
         monkeypatch.setenv(name, value.format(proxy=proxy.url))
     uri = f"s3://{BUCKET}/{request.node.callspec.id}"
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     assert commit(sink, uri, 1) == 1
-    announced = announce(
-        committer(uri), written(uri, 2).files, Claim("app/b", "app/b/fence", 1, NONE)
-    )
-    assert sink.fence("b", NONE) is None, "the announced batch landed"
+    announced = announce(committer(uri), written(uri, 2).files, entry("b", 1))
+    contend(sink)
+    assert commit(sink, uri, 3) == 2
+    assert sink.positions(["b"]).shards["b"].number == 1, "the announced batch landed"
     puts = [path.removeprefix(f"/{uri.removeprefix('s3://')}/") for path in proxy.paths("PUT")]
     assert next(path for path in puts if path.endswith(".parquet")).startswith("batches/")
     assert announced.name in puts
     assert f"_delta_log/{2:020d}.json" in puts
     assert {one.key for one in proxy.requests} == {"OLD"}
     assert table_exists(uri)
-    assert compact(uri).files_removed == 2
+    assert compact(uri).files_removed == 3
     assert count_dead_letters(f"{uri}_dead_letters", {}, 0.0) is None
 
 
@@ -117,10 +122,10 @@ def test_the_options_win(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Non
     }
     uri = f"s3://{BUCKET}/options"
     sink = committer(uri, storage_options=options)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     rows = pa.table({"id": pa.array([1], pa.int64())})
     batch = ArrowBatchWriter(None, uri, storage_options=options).write(Batch("b", (), rows))
-    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version == 1
+    assert sink.commit(sink.positions([]).table_id, batch, [entry("a", 1)]).version == 1
     assert {one.key for one in proxy.requests} == {"OWN"}
 
 
@@ -131,20 +136,21 @@ def test_keys_that_are_replaced_are_used_without_a_restart(
     uri = f"s3://{BUCKET}/rotated"
     sink = committer(uri)
     writer = ArrowBatchWriter(None, uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     assert commit(sink, uri, 1) == 1
     files.write("NEW")
     proxy.keys = frozenset({"NEW"})
-    expected = sink.txn_versions(["a"])["a"]
+    found = sink.positions(["a"])
+    one = entry("a", 2, found.shards["a"])
     rows = pa.table({"id": pa.array([2], pa.int64())})
     batch = writer.write(Batch("b", (), rows))
-    assert sink.commit(batch, [CommitEntry("a", 2, expected)]).version == 2
+    assert sink.commit(found.table_id, batch, [one]).version == 2
     files.write("NEWER")
     proxy.keys = frozenset({"NEWER"})
     # The keys may expire between the comparison and the commit. It is then repeated by its caller.
     batch = writer.write(Batch("b", (), rows))
     with pytest.raises(SinkError):
-        sink._log.append(batch.files, {"app/a": 3})
+        sink._log._log.append(batch.files, {"app/a": 3})
     assert commit(sink, uri, 3) == 3
     found = DeltaTable(
         uri, storage_options={"AWS_ALLOW_HTTP": "true", "AWS_FORCE_CREDENTIAL_LOAD": "true"}
@@ -159,17 +165,17 @@ def test_a_store_without_conditional_writes_is_refused(
     uri = f"s3://{BUCKET}/unconditional"
     proxy.conditional = False
     with pytest.raises(TableMismatchError, match=r"If-None-Match.*Use a store with conditional"):
-        committer(uri).ensure_table(SCHEMA)
+        committer(uri).ensure(SCHEMA)
     assert not [path for path in proxy.paths("PUT") if "_delta_log" in path]
     proxy.conditional = True
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     assert commit(sink, uri, 1) == 1
     proxy.conditional = False
     proxy.requests.clear()
     for use in (
         lambda: commit(committer(uri), uri, 2),
-        lambda: committer(uri).fence("a", TxnVersions(1)),
+        lambda: end(committer(uri)),
     ):
         with pytest.raises(TableMismatchError, match="If-None-Match"):
             use()
@@ -182,7 +188,7 @@ def test_the_probe_is_made_once(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     uri = f"s3://{BUCKET}/probed"
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     for ident in (1, 2, 3):
         assert commit(sink, uri, ident) == ident
     assert len([path for path in proxy.paths("PUT") if "/probe/" in path]) == 2
@@ -193,7 +199,7 @@ def test_a_lock_of_delta_rs_needs_no_conditional_writes(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     sink = committer(f"s3://{BUCKET}/x", storage_options={"aws_s3_locking_provider": "dynamodb"})
-    sink._check.store()
+    sink._log._check.store()
     assert proxy.requests == []
 
 
@@ -203,4 +209,4 @@ def test_unsafe_renames_are_refused(where: str, monkeypatch: pytest.MonkeyPatch)
     if where == "environment":
         monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "TRUE")
     with pytest.raises(TableMismatchError, match="Leave the option out"):
-        committer(f"s3://{BUCKET}/x", storage_options=options).ensure_table(SCHEMA)
+        committer(f"s3://{BUCKET}/x", storage_options=options).ensure(SCHEMA)

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.cli.doctor.finding import Level
 from kcl_pipeline.cli.doctor.output import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import TableMismatchError
-from tests.support.delta_tables import committer
+from tests.support.delta_tables import committer, entry
 
 READER_TOO = {
     "columnMapping",
@@ -113,8 +113,9 @@ def test_a_feature_that_is_served_is_committed_to(
     assert sink.check() == 0
     rows = pa.table({"id": pa.array([1], pa.int64())})
     batch = ArrowBatchWriter(None, uri).write(Batch("b", (), rows))
-    assert sink.commit(batch, [CommitEntry("a", 1, TxnVersions())]).version == 1
-    assert committer(uri).txn_versions(["a"]) == {"a": TxnVersions(1)}
+    table_id = sink.positions(["a"]).table_id
+    assert sink.commit(table_id, batch, [entry("a", 1)]).version == 1
+    assert committer(uri).positions(["a"]).shards["a"].number == 1
     assert DeltaTable(uri).count() == 1, "pyarrow does not read all of these tables"
 
 

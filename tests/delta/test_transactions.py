@@ -14,32 +14,31 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import CommitEntry, TxnVersions
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.storage.storage import LocalStorage
 from kcl_pipeline.errors import SinkError
-from tests.support.delta_tables import committer, upkeep_ended, written
+from tests.support.delta_tables import NONE, committer, entry, seq, upkeep_ended, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
-NONE = TxnVersions()
 
 
 def grown(
     folder: Path, seed: int, versions: int = 40, *, interval: str = "1000"
 ) -> tuple[str, set[str]]:
-    """A table whose log has commits of several leases and applications, fences, and now and then a
+    """A table whose log has transactions of several names and applications, and now and then a
     checkpoint; and the ids in it.
     """
     uri, rng, names = str(folder / f"table-{seed}"), random.Random(seed), set()
-    committer(uri, table_properties={"delta.checkpointInterval": interval}).ensure_table(SCHEMA)
+    committer(uri, table_properties={"delta.checkpointInterval": interval}).ensure(SCHEMA)
     log = DeltaLog(uri)
     for turn in range(1, versions):
         assert log.refresh()
         numbers = {
             rng.choice(["app/", "other/"])
             + str(rng.randrange(9))
-            + rng.choice(["", "/fence"]): rng.randrange(10**12)
+            + rng.choice(["", "/more"]): rng.randrange(10**12)
             for _ in range(rng.randrange(4))
         }
         names |= set(numbers)
@@ -161,9 +160,9 @@ def test_a_table_without_checkpoints_is_read_from_its_first_entry_or_not_at_all(
 ) -> None:
     uri = str(tmp_path / "table")
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     for turn in (1, 2, 3):
-        sink.commit(written(uri), [CommitEntry("a", turn, TxnVersions(turn - 1 or None))])
+        sink.land(written(uri), [entry("a", turn, seq(turn - 1))])
     storage = LocalStorage(Path(uri))
     assert [read_transactions(storage, version) for version in range(4)] == [
         {},
@@ -201,16 +200,18 @@ def test_what_was_peeked_at_stays_newer_than_what_is_read_for_the_version(tmp_pa
 def test_many_numbers_cost_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, _ = grown(tmp_path, 4)
     sink, reads = committer(uri), []
-    read = sink._log.storage.read
+    read = sink.delta_log.storage.read
     monkeypatch.setattr(
-        sink._log.storage, "read", lambda path, limit=None: reads.append(path) or read(path, limit)
+        sink.delta_log.storage,
+        "read",
+        lambda path, limit=None: reads.append(path) or read(path, limit),
     )
     monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: pytest.fail("one by one"))
-    assert len(sink.txn_versions([str(lease) for lease in range(100)])) == 100
+    assert len(sink.positions([str(lease) for lease in range(100)]).shards) == 100
     assert len(reads) == len(set(reads)) + 1, "only the newest entry is read twice"
     assert len(set(reads)) <= 1 + DeltaTable(uri).version() - last_checkpoint(uri)["version"]
     first = len(reads)
-    sink.txn_versions([str(lease) for lease in range(100, 200)])
+    sink.positions([str(lease) for lease in range(100, 200)])
     assert len(reads) == first + 1, "the newest entry again"
 
 
@@ -221,33 +222,23 @@ def test_a_handle_that_is_renewed_tries_again(
     sink = committer(uri)
     with monkeypatch.context() as patched:
         patched.setattr("kcl_pipeline.delta.log.delta_log.read_transactions", lambda *_: None)
-        first = sink.txn_versions(["x"])
-    assert first == {"x": NONE}
+        first = sink.stored("x")
+    assert first == NONE
     for turn in range(1, 12):
-        assert (
-            sink.commit(
-                written(uri, turn), [CommitEntry("x", turn, TxnVersions(turn - 1 or None))]
-            ).version
-            is not None
-        )
-        assert upkeep_ended(sink._log, 30)
+        assert sink.land(written(uri, turn), [entry("x", turn, seq(turn - 1))]).version is not None
+        assert upkeep_ended(sink.delta_log, 30)
     monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: pytest.fail("one by one"))
-    assert sink.txn_versions(["x", "y"]) == {"x": TxnVersions(11), "y": NONE}
+    assert (sink.stored("x"), sink.stored("y")) == (seq(11), NONE)
 
 
 def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
     sinks = [committer(uri) for _ in range(2)]
-    sinks[0].ensure_table(SCHEMA)
+    sinks[0].ensure(SCHEMA)
     for turn in range(1, 103):
         sink = sinks[turn % 2]
-        assert (
-            sink.commit(
-                written(uri), [CommitEntry("a", turn, TxnVersions(turn - 1 or None))]
-            ).version
-            == turn
-        )
-        assert upkeep_ended(sink._log, 30)
+        assert sink.land(written(uri), [entry("a", turn, seq(turn - 1))]).version == turn
+        assert upkeep_ended(sink.delta_log, 30)
     assert sorted(
         file.name[:20] for file in (Path(uri) / "_delta_log").glob("*.checkpoint.parquet")
     ) == [f"{50:020d}", f"{100:020d}"]
@@ -261,7 +252,7 @@ def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
         return read(path, limit)
 
     storage.read = counted  # type: ignore[method-assign]
-    assert read_transactions(storage, 102) == {"app/a": 102}
+    assert (read_transactions(storage, 102) or {})[names("app/a")[1]] == 102
     assert len(reads) == 3, (
         "the hint and the entries after the last checkpoint, however long the log is"
     )
@@ -269,9 +260,9 @@ def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
 
 def test_a_table_that_forgets_transactions_is_refused(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
-    committer(uri).ensure_table(SCHEMA)
+    committer(uri).ensure(SCHEMA)
     DeltaTable(uri).alter.set_table_properties(
         {"delta.setTransactionRetentionDuration": "interval 1 days"}
     )
     with pytest.raises(SinkError, match=r"expire \(delta\.setTransactionRetentionDuration\)"):
-        committer(uri).ensure_table(SCHEMA)
+        committer(uri).ensure(SCHEMA)

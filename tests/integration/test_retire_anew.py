@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -16,7 +15,7 @@ from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.retire import parts
 from kcl_pipeline.control.retire.parts import PartFinder
 from kcl_pipeline.control.retire.run import Retiring
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import ApplicationInUseError, SinkError
 from tests.support.iam_world import (  # noqa: F401 (fixtures)
     Application,
@@ -39,25 +38,11 @@ def retiring(application: Application) -> Retiring:
     return Retiring(app, finder)
 
 
-def numbers(application: Application) -> dict[str, int | None]:
-    rows = [f"shardId-{number:012}" for number in range(2)]
-    found = DeltaCommitter(application.pipeline.sink, application.name).txn_versions(rows)
-    return {key: one.data for key, one in found.items()}
-
-
 def count(application: Application) -> int:
     # The folder exists before the first version of the table does.
     if not DeltaTable.is_deltatable(str(application.table)):
         return 0
     return int(DeltaTable(str(application.table)).to_pyarrow_table().num_rows)
-
-
-def two_phase(application: Application) -> None:
-    given = application.pipeline.settings_overrides
-    batch = {**given["batch"], "commit_protocol": "two_phase"}
-    application.pipeline = replace(
-        application.pipeline, settings_overrides={**given, "batch": batch}
-    )
 
 
 def test_a_new_application_continues_after_the_positions_in_the_table(
@@ -70,25 +55,6 @@ def test_a_new_application_continues_after_the_positions_in_the_table(
     application.publish(5)
     assert application.drain() == 5, "nothing is repeated, and nothing is skipped"
     assert count(application) == 25
-
-
-def test_with_two_phase_each_retained_record_lands_once_more_after_a_new_start(
-    application: Application,
-) -> None:
-    two_phase(application)
-    assert application.drain() == 20
-    before = numbers(application)
-    assert None not in before.values()
-    done = retiring(application).retire(application.name)
-    assert done.is_complete, done
-    assert (count(application), numbers(application)) == (20, before), "the table stays"
-    application.publish(5)
-    assert application.drain() == 25, "a new application reads from the beginning"
-    assert count(application) == 45
-    after = numbers(application)
-    assert all(after[key] != before[key] for key in before), "no number is used again"
-    assert application.drain() == 0, "and goes on from its own positions"
-    assert count(application) == 45
 
 
 def test_only_tables_that_exist_are_said_to_stay(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-
 from .cases import Found
-from .checks import all_held, hand_over, mixed
+from .checks import hand_over, mixed
 from .fleet import SIDES, CaseFailedError, InteropFleet
 
 FOREIGN = "interopForeign"
@@ -104,41 +102,6 @@ def prepared_by_java(fleet: InteropFleet) -> Found:
     fleet.wait("the prepared records", lambda: all(one in fleet.commits.ids for one in first))
     restarted(fleet, "java")
     return Found(f"{len(first)} prepared records read by ours")
-
-
-def prepared_by_ours(fleet: InteropFleet) -> Found:
-    """Ours is killed with a prepared batch; Java sees the pending checkpoint and continues."""
-    worker = restarted(fleet, "ours", pause="1")
-    held: set[str] = set()
-
-    def has_prepared() -> bool:
-        if not _prepared(fleet, worker):
-            return False
-        fleet.workers[worker].send_signal(signal.SIGSTOP)
-        held.update(_prepared(fleet, worker))  # while it stands still
-        if not held:
-            fleet.workers[worker].send_signal(signal.SIGCONT)
-        return bool(held)
-
-    fleet.wait("a prepared batch", has_prepared)
-    fleet.kill(worker)
-    log = fleet.logs[fleet.of("java")[0]]
-    began = fleet.clock.monotonic()
-
-    def seen() -> set[str]:
-        return {one.lease for one in log.seen("initialize", began) if one.words[3] != "-"}
-
-    fleet.wait("Java", lambda: all_held(fleet) and bool(seen() & held))
-    mixed(fleet)
-    return Found(f"Java saw the pending checkpoint of {len(seen())} leases")
-
-
-def _prepared(fleet: InteropFleet, worker: str) -> set[str]:
-    return {
-        key
-        for key, one in fleet.leases().items()
-        if one.owner == worker and one.pending_checkpoint is not None
-    }
 
 
 def foreign(fleet: InteropFleet) -> Found:

@@ -38,7 +38,6 @@ CASES = (
         records.aggregate_from_ours,
     ),
     Case("prepared-java", "checkpoint prepared by Java", records.prepared_by_java),
-    Case("prepared-ours", "checkpoint prepared by ours", records.prepared_by_ours, repeats=True),
     *(
         Case(
             f"{by}-{side}-{'leader' if leads else 'follower'}",

@@ -10,7 +10,7 @@ from .cases_layouts import begin_deployed, begin_init
 from .catalogue import CASES
 from .fleet import InteropFleet
 
-SPECIAL = ("join-of-java", "prepared-ours", "stays", "moved", "upgrade", "older", "recreated")
+SPECIAL = ("join-of-java", "stays", "moved", "upgrade", "older", "recreated")
 ALL = tuple(case.name for case in CASES if case.name not in SPECIAL)
 DEPLOYED = (*ALL, "stays", "moved")
 SHORT = (
@@ -128,14 +128,6 @@ PLANS = (
         "ours",
         FEW,
         options={"streams": 2, "shards": 2},
-    ),
-    Plan(
-        "two-phase",
-        "three tables, `commit_protocol` `two_phase`",
-        "3.5",
-        "ours",
-        ("join", "prepared-ours", "kill-ours-follower", "stop-ours-follower"),
-        options={"settings": {"batch": {"commit_protocol": "two_phase"}}},
     ),
     Plan("again", "three tables, stream created again", "3.5", "ours", ("join", "recreated")),
     Plan(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -13,7 +12,6 @@ from kcl_pipeline.events import RowRejected, ignore_events
 from kcl_pipeline.leader.accept import ApplicationChange
 from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.position import Position
 from tests.support.leader_world import World, settled
 
@@ -210,21 +208,15 @@ def test_a_worker_that_takes_a_lease_meanwhile_stops_the_change_half_way(world):
     assert world.table() == {}
 
 
-def test_a_sink_changes_only_between_batches(world):
+def test_a_pending_checkpoint_of_a_java_worker_stays_when_the_sink_changes(world):
     key = min(world.table())
     held = world.leases.assign(world.leases.get(key), "w")
     held = world.leases.update_checkpoint(
         held, checkpoint=held.checkpoint, pending=Position("7"), pending_state=b"2"
     )
-    held = world.leases.evict(held)
-    wanted = identity(world, "orders", sink="delta:/elsewhere")
-    with pytest.raises(ApplicationInUseError, match="has a pending batch"):
-        change(world).accept_sink(wanted, "token")
-    held = world.leases.assign(held, "w")
-    held = world.leases.update_checkpoint(held, checkpoint=Position("7"))
     world.leases.evict(held)
     leases = world.table()
-    change(world).accept_sink(wanted, "token")
+    change(world).accept_sink(identity(world, "orders", sink="delta:/elsewhere"), "token")
     assert recorded(world).sink == "delta:/elsewhere"
     assert world.table() == leases
 
@@ -232,9 +224,7 @@ def test_a_sink_changes_only_between_batches(world):
 def marked(world):
     """Return a lease whose row has a mark of the former table."""
     held = world.leases.assign(world.leases.get(min(world.table())), "w")
-    held = world.leases.update_checkpoint(
-        held, checkpoint=Position("7"), table_mark=TableMark("former", 3, Position("7"))
-    )
+    held = world.leases.update_checkpoint(held, checkpoint=Position("7"), table_mark=Position("7"))
     return world.leases.evict(held)
 
 
@@ -260,36 +250,3 @@ def test_marks_stay_if_a_lease_is_taken_meanwhile(world):
         made.accept_sink(identity(world, "orders", sink="delta:/elsewhere"), "token")
     assert recorded(world).sink is None
     assert world.leases.get(row.lease_key).table_mark is not None
-
-
-@pytest.mark.parametrize(
-    ("setting", "former", "expected"),
-    [
-        (None, None, True),
-        (None, False, False),
-        (None, True, True),
-        (False, None, False),
-        (False, True, False),
-    ],
-)
-def test_the_protocol_stays_unless_the_new_sink_cannot_have_it(world, setting, former, expected):
-    if former is not None:
-        record = world.coordinator.read_application()
-        named = replace(record.identity, sink="delta:/former", positions=former)
-        assert world.coordinator.put_application(named, replacing=record)
-    wanted = replace(identity(world, "orders", sink="delta:/new"), positions=setting)
-    change(world).accept_sink(wanted, "token")
-    assert (recorded(world).sink, recorded(world).positions) == ("delta:/new", expected)
-    assert recorded(world).short_names == (expected and former is None)
-
-
-@pytest.mark.parametrize("short", [True, False])
-def test_the_names_of_positions_stay(world, short):
-    record = world.coordinator.read_application()
-    named = replace(record.identity, sink="delta:/former", positions=True, short_names=short)
-    assert world.coordinator.put_application(named, replacing=record)
-    change(world).accept_sink(identity(world, "orders", sink="delta:/new"), "token")
-    assert (recorded(world).positions, recorded(world).short_names) == (True, short)
-    change(world).accept_streams(identity(world, "other"))
-    assert recorded(world).streams == identity(world, "other").streams
-    assert (recorded(world).positions, recorded(world).short_names) == (True, short)

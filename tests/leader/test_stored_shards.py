@@ -1,15 +1,14 @@
 """The leader asks the table which shards were begun before it creates missing leases."""
 
-from dataclasses import replace
-
 import pytest
 
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.position import LATEST, TRIM_HORIZON
+from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.sinks.sink import StoredPosition
 from tests.support.leader_world import World
 
+READ = StoredPosition(1, Position("5"))
+ENDED = StoredPosition(2, Position("5"), ended=True)
 PARENT, LOW, HIGH = (f"shardId-{number:012}" for number in range(3))
 
 
@@ -37,9 +36,9 @@ def positions(world):
     ("stored", "expected"),
     [
         ({}, {LOW: LATEST, HIGH: LATEST}),
-        ({PARENT: False}, dict.fromkeys((PARENT, LOW, HIGH), TRIM_HORIZON)),
-        ({PARENT: True}, dict.fromkeys((LOW, HIGH), TRIM_HORIZON)),
-        ({PARENT: True, LOW: False}, dict.fromkeys((LOW, HIGH), TRIM_HORIZON)),
+        ({PARENT: READ}, dict.fromkeys((PARENT, LOW, HIGH), TRIM_HORIZON)),
+        ({PARENT: ENDED}, dict.fromkeys((LOW, HIGH), TRIM_HORIZON)),
+        ({PARENT: ENDED, LOW: READ}, dict.fromkeys((LOW, HIGH), TRIM_HORIZON)),
     ],
 )
 def test_a_stream_without_leases_continues_where_the_table_is(stored, expected):
@@ -61,7 +60,7 @@ def test_a_missing_lease_after_a_known_parent_starts_at_its_beginning(known):
     stored = {}
     world, cycle, _ = split_at_latest(stored)
     cycle.run_once()
-    stored |= {PARENT: True} if known else {}
+    stored |= {PARENT: ENDED} if known else {}
     world.leases.erase(HIGH)
     for _ in range(5):
         world.clock.advance(200)
@@ -74,25 +73,3 @@ def test_at_trim_horizon_the_table_is_not_asked():
     cycle = world.leader(stored=lambda *_: pytest.fail("the table was asked"))
     assert cycle.run_once().error is None
     assert positions(world) == {PARENT: TRIM_HORIZON}
-
-
-@pytest.mark.parametrize("protocol", ["two_phase", "positions", None])
-def test_the_table_of_an_application_with_two_phase_is_not_asked(protocol):
-    """A leader may have no permission to read it."""
-    setting = {} if protocol is None else {"batch": {"commit_protocol": protocol}}
-    asked = []
-    world = World(shards=1, shard_sync={"initial_position_in_stream": "LATEST"}, **setting)
-    ensure_client_version(world.coordinator, "w", world.clock)
-    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
-    identity = ApplicationIdentity.of([stream], is_multi_stream=False, sink="delta:/x")
-    recorded = replace(identity, positions=False)
-    assert world.coordinator.put_application(recorded, replacing=None)
-
-    def ask(_stream, shard_ids):
-        asked.extend(shard_ids)
-        return {}
-
-    cycle = world.leader(stored=ask)
-    assert cycle.run_once().error is None
-    assert positions(world) == {PARENT: LATEST}
-    assert bool(asked) == (protocol == "positions"), "a worker will change the record"

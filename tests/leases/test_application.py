@@ -40,9 +40,9 @@ LATER = RecordedStream(ARN + "clicks", 5_000)
 RENEWED = replace(LATER, renewed=True)
 OTHER = RecordedStream(ARN + "other", 2_000)
 THIRD = RecordedStream(ARN + "third", 3_000)
-SINGLE = ApplicationIdentity("single_stream", (CLICKS,), "delta:/lake/rows", positions=False)
-SEVERAL = ApplicationIdentity("multi_stream", (CLICKS, OTHER), "delta:/lake/rows", positions=False)
-LEADER = replace(SINGLE, sink=None, positions=None)
+SINGLE = ApplicationIdentity("single_stream", (CLICKS,), "delta:/lake/rows")
+SEVERAL = ApplicationIdentity("multi_stream", (CLICKS, OTHER), "delta:/lake/rows")
+LEADER = replace(SINGLE, sink=None)
 WHOLE = HashKeyRange(0, 2**128 - 1)
 HALF = HashKeyRange(0, 2**127 - 1)
 
@@ -211,13 +211,8 @@ def test_a_start_that_fits_may_extend_the_record(recorded, wanted, expected):
     assert successor("app", recorded, wanted) == expected
 
 
-IN_TABLE = replace(SINGLE, positions=True)
-AS_RECORDED = replace(SINGLE, positions=None)
-
-
-def test_a_new_application_stores_its_positions_in_the_table(started):
-    """Without a setting. An older version reads another sink, and does not start."""
-    assert ensured(started, AS_RECORDED) == IN_TABLE
+def test_a_record_names_the_streams_and_the_sink(started):
+    assert ensured(started, SINGLE) == SINGLE
     row = started.rows(started.coordinator)["Migration3.0"]
     assert json.loads(row["kclpApplication"]["S"]) == {
         "mode": "single_stream",
@@ -230,44 +225,18 @@ def test_a_new_application_stores_its_positions_in_the_table(started):
             }
         ],
         "streams": [[0, "clicks", 1000]],
-        "sink": "positions:delta:/lake/rows",
+        "sink": "delta:/lake/rows",
         "changing": False,
         "whole_aggregates": None,
     }
-    assert started.coordinator.read_application().identity == IN_TABLE
-    assert ensured(started, AS_RECORDED) == IN_TABLE
+    assert started.coordinator.read_application().identity == SINGLE
 
 
-def test_the_first_worker_decides_also_after_a_leader(started):
+def test_the_first_worker_records_its_sink_also_after_a_leader(started):
     ensured(started, LEADER)
-    assert started.coordinator.read_application().identity.positions is None
-    assert ensured(started, AS_RECORDED) == IN_TABLE
-    assert ensured(started, LEADER) == IN_TABLE
-
-
-def test_positions_have_names_only_in_streams_with_a_creation_time(started):
-    nameless = replace(AS_RECORDED, streams=(RecordedStream(ARN + "clicks"),))
-    assert ensured(started, nameless) == replace(nameless, positions=False)
-
-
-@pytest.mark.parametrize(
-    ("recorded", "wanted", "expected"),
-    [
-        (SINGLE, AS_RECORDED, SINGLE),
-        (IN_TABLE, AS_RECORDED, IN_TABLE),
-        (SINGLE, IN_TABLE, IN_TABLE),
-        (IN_TABLE, IN_TABLE, IN_TABLE),
-        (IN_TABLE, LEADER, IN_TABLE),
-        (LEADER, SINGLE, SINGLE),
-    ],
-)
-def test_the_recorded_protocol_holds_until_a_setting_names_positions(recorded, wanted, expected):
-    assert successor("app", recorded, wanted) == expected
-
-
-def test_positions_in_the_table_are_given_up_by_a_command_only():
-    with pytest.raises(OtherApplicationError, match="kcl-pipeline downgrade --pipeline"):
-        successor("app", IN_TABLE, SINGLE)
+    assert started.coordinator.read_application().identity.sink is None
+    assert ensured(started, SINGLE) == SINGLE
+    assert ensured(started, LEADER) == SINGLE
 
 
 @pytest.mark.parametrize(
@@ -305,7 +274,7 @@ def test_a_record_of_another_type_is_not_taken_for_none(started, value):
 
 def test_a_record_survives_a_round_trip():
     renewed = replace(SINGLE, streams=(RENEWED,))
-    for identity in (SINGLE, SEVERAL, replace(SINGLE, changing=True), renewed, IN_TABLE, LEADER):
+    for identity in (SINGLE, SEVERAL, replace(SINGLE, changing=True), renewed, LEADER):
         record = application_from_text(application_text(identity))
         assert (record.identity, record.text) == (identity, application_text(identity))
 
@@ -315,7 +284,7 @@ def many_streams(count, name="tenant-{:05d}-events"):
         RecordedStream(ARN + name.format(n), 1_700_000_000_123, initial_position="LATEST")
         for n in range(count)
     )
-    return ApplicationIdentity("multi_stream", streams, "delta:s3://lake/orders", positions=False)
+    return ApplicationIdentity("multi_stream", streams, "delta:s3://lake/orders")
 
 
 def test_a_record_of_many_streams_stays_readable(started):

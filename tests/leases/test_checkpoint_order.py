@@ -129,29 +129,6 @@ def test_a_checkpoint_behind_the_shards_end_whose_answer_was_lost(world, arrives
     assert world.table.get("s0").ended
 
 
-def test_a_batch_behind_the_shards_end_whose_answer_was_lost_is_not_prepared(world):
-    held = world.gain()
-    world.lose_answer()
-    with pytest.raises(UnavailableError):
-        world.leases.checkpoint(held, checkpoint=SHARD_END)
-    with pytest.raises(LeaseLostError, match="end"):
-        world.leases.prepare(held, checkpoint=SHORT, end=LONG, avoid_number=None)
-    found = world.table.get("s0")
-    assert found.ended
-    assert found.pending_checkpoint is None
-    assert world.leases.held() == ()
-
-
-def test_a_prepare_that_brings_an_older_checkpoint_keeps_the_newer_one(world):
-    held = world.gain()
-    world.lose_answer()
-    with pytest.raises(UnavailableError):
-        world.leases.checkpoint(held, checkpoint=LONG)
-    world.leases.prepare(held, checkpoint=SHORT, end=Position("1001"), avoid_number=None)
-    found = world.table.get("s0")
-    assert (found.checkpoint, found.pending_checkpoint) == (LONG, Position("1001"))
-
-
 def test_a_throttled_end_leaves_nothing_to_settle(world):
     held = world.gain()
     world.fail_once("UpdateItem", ThrottledError("slow down"), applied=False)

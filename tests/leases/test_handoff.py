@@ -31,7 +31,7 @@ def test_a_handoff_is_noticed_once_and_completed(world):
 def test_a_checkpoint_notices_a_handoff_too(world):
     held = world.gain()
     world.leader.initiate_handoff(held.lease, "w2")
-    world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    world.leases.checkpoint(held, checkpoint=END)
     assert world.leases.handoffs() == (held,)
 
 

@@ -180,15 +180,9 @@ def test_renewals_go_through_the_given_map(world):
 def test_a_checkpoint_is_a_renewal(world):
     held = world.gain()
     world.clock.advance(9)
-    lease = world.leases.checkpoint(
-        held, checkpoint=END, pending=Position("200"), pending_state=b"state"
-    )
+    lease = world.leases.checkpoint(held, checkpoint=END)
     assert lease == held.lease == world.leader.get("s0")
-    assert (lease.checkpoint, lease.pending_checkpoint, lease.pending_checkpoint_state) == (
-        END,
-        Position("200"),
-        b"state",
-    )
+    assert lease.checkpoint == END
     world.clock.advance(9)
     assert world.leases.get("s0") is held
 
@@ -209,7 +203,7 @@ def test_an_earlier_incarnation_is_refused(world):
     with pytest.raises(LeaseLostError, match="not held any more"):
         world.leases.checkpoint(old, checkpoint=END)
     with pytest.raises(LeaseLostError):
-        world.leases.prepare(old, checkpoint=None, end=END, avoid_number=None)
+        world.leases.renew(old)
     assert not world.leases.release(old)
     assert not world.leases.complete_handoff(old)
     world.leases.drop(old, "tested again")
@@ -309,7 +303,7 @@ def test_a_lease_that_expires_during_a_write_is_refused_afterwards(world):
 
     world.table.hook(None, pause)
     with pytest.raises(LeaseLostError, match="given up"):
-        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+        world.leases.checkpoint(held, checkpoint=END)
     assert world.leases.held() == ()
 
 

@@ -53,7 +53,7 @@ def test_a_lost_lease_is_taken_after_a_wait_while_the_worker_id_is_shared(is_sha
     leases = HeldLeases(table, "w1", LeaseSettings(), clock, lambda _: None, rng=Longest())
     leases.shares_its_id = is_shared
     (held,) = leases.discover()
-    leases.drop(held, "the table has another worker's commit or fence")
+    leases.drop(held, "the table has another commit")
     leases.drop(held, "a second time")
     assert bool(leases.discover()) != is_shared
     clock.advance(FIRST_SECONDS)

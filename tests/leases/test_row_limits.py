@@ -1,27 +1,19 @@
-"""Limits of what is read from the tables: at the limit a row is read, beyond it it is unreadable,
-and what it cost before.
-"""
+"""Limits of what is read from the tables: at the limit a row is read, beyond it it is not."""
 
 from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.config import LeaderSettings, LeaseSettings
+from kcl_pipeline.config import LeaderSettings
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.attributes import MAX_COUNTER, MAX_LONG, MAX_RELATED_SHARDS
-from kcl_pipeline.leases.held import HeldLeases, pending_number
+from kcl_pipeline.leases.attributes import MAX_COUNTER, MAX_RELATED_SHARDS
 from kcl_pipeline.leases.lease.serialization import (
     MAX_THROUGHPUT_KBPS,
     lease_from_item,
     lease_to_item,
 )
-from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.serialization import lock_from_item, worker_from_item
-from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.text import printable
-from kcl_pipeline.worker.consumer import ShardConsumer
-from verification.interleavings.ranges import contiguous
-from verification.interleavings.world import STREAM, Bench, Process, Scenario, Worker
 
 KEY = "shardId-000000000001"
 STREAM_KEY = "123456789012:orders:1700000000"
@@ -175,53 +167,3 @@ def test_a_worker_row_beyond_the_limit_is_unreadable(name: str, value: dict) -> 
 )
 def test_printable(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-# -- what it cost before -------------------------------------------------------------------------
-
-
-def process_of(bench: Bench, worker: str) -> tuple[Process, HeldLeases]:
-    leases = HeldLeases(bench.table, worker, LeaseSettings(), bench.clock, bench.events.append)
-    process = Process(
-        worker,
-        leases,
-        bench.sink_for(lambda *_: None),
-        bench.writer,
-        bench.clock,
-        bench.events.append,
-        1,
-        bench.scenario.records,
-    )
-    return process, leases
-
-
-@pytest.mark.parametrize("counter", [10**18 - 2, 10**18, MAX_COUNTER - 9])
-def test_a_batch_of_a_lease_with_a_long_counter_is_committed_once(counter: int) -> None:
-    """The next owner must recognise the number of the batch that landed (19 digits)."""
-    bench = Bench(Scenario("one", (Worker("w1"),)))
-    row = bench.table.rows()["s0"]
-    bench.table.plant({**row, "leaseCounter": {"N": str(counter)}})
-    first, leases = process_of(bench, "w1")
-    consumers = {held.lease_key: ShardConsumer(held, STREAM) for held in leases.discover()}
-    first._settle(consumers)
-    batch = first._cut(consumers)
-    assert first._commit.run(batch, consumers, bench.writer.write(batch)) is not None
-    left = bench.table.get("s0")
-    assert pending_number(left) == counter + 1
-    # the first worker dies here: its checkpoint is never written
-    bench.table.assign(left, "w2")
-    process_of(bench, "w2")[0].run()
-    assert contiguous(bench.ranges()) == {"s0": bench.scenario.records}
-
-
-def test_the_number_of_a_batch_is_a_long() -> None:
-    def number(state: bytes) -> int | None:
-        return pending_number(
-            Lease(
-                KEY, TRIM_HORIZON, pending_checkpoint=Position("5"), pending_checkpoint_state=state
-            )
-        )
-
-    assert number(str(MAX_LONG).encode()) == MAX_LONG
-    assert number(str(MAX_LONG + 1).encode()) is None
-    assert number(b"0123") is None

@@ -30,7 +30,6 @@ HEALTHY = {
     ev.HandoffCompleted,
     ev.ShardEnded,
     ev.BatchCommitted,
-    ev.PendingResolved,
     ev.LeaderElected,
     ev.LeadershipLost,
     ev.LeasesCreated,

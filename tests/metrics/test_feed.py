@@ -119,7 +119,7 @@ def test_the_number_of_values_per_event_is_bounded(level):
     keys = tuple(f"shardId-{n}" for n in range(100))
     feed(
         ev.BatchCommitted(
-            *("w1", "b", 100, 100, keys, {"write": 1.0, "prepare": 1.0, "commit": 1.0}, 1),
+            *("w1", "b", 100, 100, keys, {"write": 1.0, "commit": 1.0}, 1),
             dict.fromkeys(keys, 1),
             dict.fromkeys(keys, 1),
         )

@@ -15,20 +15,20 @@ import pytest
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
-from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, ShardRange, TxnVersions
+from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.commits.announcements import FOLDER, Claim
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.sinks.announcements import FOLDER
+from kcl_pipeline.sinks.sink import NOTHING_STORED, CommitOutcome
 from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.support.announcing import announce
-from tests.support.delta_tables import committer, ids, written
+from tests.support.delta_tables import NONE, at, committer, entry, ids, seq, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
-NONE = TxnVersions()
 
 
 def age(path: Path, hours: float) -> None:
@@ -39,24 +39,24 @@ def age(path: Path, hours: float) -> None:
 def test_compaction_keeps_rows_and_numbers_and_stops_nobody(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
+    sink.ensure(SCHEMA)
     for turn in range(1, 6):
-        sink.commit(written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1 or None))])
+        sink.land(written(uri, turn), [entry("a", turn, seq(turn - 1))])
     prepared = written(uri, 6)
     assert compact(uri) == Compacted(5, 1)
     assert compact(uri) == Compacted(0, 0)
-    assert sink.commit(prepared, [CommitEntry("a", 6, TxnVersions(5))]).version is not None
+    assert sink.land(prepared, [entry("a", 6, seq(5))]).version is not None
     assert ids(uri) == [1, 2, 3, 4, 5, 6]
 
 
 def test_vacuum_takes_old_rubbish_and_leaves_what_may_still_land(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     sink = committer(uri)
-    sink.ensure_table(SCHEMA)
-    sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+    sink.ensure(SCHEMA)
+    sink.land(written(uri, 1), [entry("a", 1)])
     waiting, given_up, forgotten = written(uri, 2), written(uri, 3), written(uri, 4)
-    young = announce(sink, written(uri, 5).files, Claim("app/y", "app/y/fence", 1, NONE))
-    old = announce(sink, forgotten.files, Claim("app/o", "app/o/fence", 1, NONE))
+    young = announce(sink, written(uri, 5).files, entry("y", 1))
+    old = announce(sink, forgotten.files, entry("o", 1))
     for batch in (given_up, forgotten):
         age(Path(uri) / batch.files[0].path, 50)
     age(Path(uri) / old.name, 50)
@@ -65,8 +65,8 @@ def test_vacuum_takes_old_rubbish_and_leaves_what_may_still_land(tmp_path: Path)
     assert (Path(uri) / old.name).exists()
     assert sorted(vacuum(uri, 49)) == doomed
     assert [file.name for file in (Path(uri) / FOLDER).iterdir()] == [Path(young.name).name]
-    assert sink.commit(waiting, [CommitEntry("a", 2, TxnVersions(1))]).version is not None
-    assert sink.fence("y", NONE) is None, "the young announcement still lands"
+    sink._pace.lost(2)
+    assert sink.land(waiting, [entry("a", 2, seq(1))]).version is not None
     assert ids(uri) == [1, 2, 5]
     with pytest.raises(SettingsError, match="retention_hours=0"):
         vacuum(uri, 0)
@@ -100,19 +100,16 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
     batch = orders(b"x", b"y")
     written_ = each.write(batch)
     assert (written_.rows, written_.schema.names, seen) == (1, ["n"], [])
-    each.ensure_table(written_.schema)
-    entries = [CommitEntry("shard-1", 4, each.txn_versions(["shard-1"])["shard-1"])]
-    assert each.commit(written_, entries) == CommitOutcome(1)
-    assert seen == [([2], BatchIdentity("b1", batch.ranges, {"shard-1": 4}))]
-    assert each.commit(written_, entries) == CommitOutcome(1), "known as done in this process"
-    assert len(seen) == 1
-    assert each.commit(each.write(batch), [CommitEntry("shard-1", 5, NONE)]) == CommitOutcome(
-        None, ("shard-1",)
-    )
-    successor = ForeachBatch(spark, ForeachBatchSink(lambda *_: None))
-    assert successor.txn_versions(["shard-1"]) == {"shard-1": NONE}
-    assert successor.fence("shard-1", NONE) == NONE
-    assert each.fence("shard-1", NONE) is None
+    each.ensure(written_.schema)
+    found = each.positions(["shard-1"])
+    assert found.shards == {"shard-1": NOTHING_STORED}
+    assert not each.stores_positions
+    entries = [entry("shard-1", 7)]
+    assert each.commit(found.table_id, written_, entries) == CommitOutcome(1)
+    assert seen == [([2], BatchIdentity("b1", batch.ranges))]
+    assert each.commit(found.table_id, each.write(batch), entries) == CommitOutcome(2)
+    assert len(seen) == 2, "at least once: a batch that is processed again is passed again"
+    assert each.positions(["shard-1"]) == found
 
 
 def test_failures_of_the_transform_and_of_the_function_are_told_apart(
@@ -134,8 +131,8 @@ def test_failures_of_the_transform_and_of_the_function_are_told_apart(
         each.write(orders(b"x"))
     batch = each.write(orders(b"5"))
     with pytest.raises(SinkError, match=r"ConnectionError: store is down$"):
-        each.commit(batch, [CommitEntry("shard-1", 4, NONE)])
-    assert each.commit(batch, [CommitEntry("shard-1", 4, NONE)]) == CommitOutcome(1)
+        each.commit("function", batch, [entry("shard-1", 4)])
+    assert each.commit("function", batch, [entry("shard-1", 4)]) == CommitOutcome(1)
     assert calls == [1, 1]
     each.write_dead_letters(pa.table({"data": [b"x"], "error": ["no"]}))
     assert DeltaTable(str(tmp_path / "dead")).to_pyarrow_table().num_rows == 1
@@ -153,10 +150,7 @@ def test_plain_parquet_appends(spark, tmp_path: Path) -> None:
 
     each = ForeachBatch(spark, ForeachBatchSink(append))
     for number in (1, 2):
-        each.commit(
-            each.write(orders(b"x", b"y")),
-            [CommitEntry("shard-1", number, each.txn_versions(["shard-1"])["shard-1"])],
-        )
+        each.commit("function", each.write(orders(b"x", b"y")), [entry("shard-1", number)])
     assert spark.read.parquet(str(tmp_path / "plain")).count() == 4
 
 
@@ -190,19 +184,17 @@ def test_the_protocol_holds_in_an_object_store(bucket: tuple[str, dict[str, str]
         return writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
 
     sink, rival = (committer(uri, storage_options=options) for _ in range(2))
-    assert sink.txn_versions(["a"]) == {"a": NONE}
-    sink.ensure_table(SCHEMA)
-    rival.ensure_table(SCHEMA)
-    assert sink.commit(file(1), [CommitEntry("a", 1, NONE)]).version == 1
-    assert rival.commit(file(2), [CommitEntry("b", 1, NONE)]).version == 2
-    assert rival.fence("a", TxnVersions(1)) == TxnVersions(1, 1)
-    assert sink.commit(file(3), [CommitEntry("a", 2, TxnVersions(1))]) == CommitOutcome(
-        None, ("a",)
-    )
-    announce(rival, file(4).files, Claim("app/c", "app/c/fence", 9, NONE))
+    assert sink.stored("a") == NONE
+    sink.ensure(SCHEMA)
+    rival.ensure(SCHEMA)
+    assert sink.land(file(1), [entry("a", 1)]).version == 1
+    assert rival.land(file(2), [entry("b", 1)]).version == 2
+    assert rival.move("a", 1, seq(1))
+    assert sink.land(file(3), [entry("a", 2, seq(1))]) == CommitOutcome(None, ("a",))
+    announce(rival, file(4).files, entry("c", 9))
     sink._pace.lost(2)
-    assert sink.commit(file(5), [CommitEntry("a", 2, TxnVersions(1, 1))]).version == 4
-    assert rival.txn_versions(["c"]) == {"c": TxnVersions(9)}
+    assert sink.land(file(5), [entry("a", 2, at(1, 2))]).version == 4
+    assert rival.stored("c") == at(9)
     assert sorted(
         DeltaTable(uri, storage_options=options).to_pyarrow_table()["id"].to_pylist()
     ) == [1, 2, 4, 5]
@@ -235,7 +227,7 @@ def test_spark_writes_into_an_object_store_without_jars(
         (2, "x"),
     ]
     sink = committer(uri, partition_by=("kind",), storage_options=options)
-    sink.ensure_table(batch.schema)
-    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version == 1
+    sink.ensure(batch.schema)
+    assert sink.land(batch, [entry("a", 1)]).version == 1
     rows = DeltaTable(uri, storage_options=options).to_pyarrow_table().sort_by("id").to_pylist()
     assert rows == [{"id": 0, "kind": "x"}, {"id": 1, "kind": "y"}, {"id": 2, "kind": "x"}]

@@ -15,13 +15,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions
 
-from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TxnVersions, Written
+from kcl_pipeline.batch import Batch, BatchWriter, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import ResultMismatchError, SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.executors import joined
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
+from tests.support.delta_tables import Committer, entry, seq
 from tests.support.spark_batches import NOW, batch, records, spark_writer
 
 
@@ -46,12 +47,10 @@ def commit(
     tmp_path: Path, writer: BatchWriter, data: Batch, partition_by: tuple[str, ...] = ()
 ) -> pa.Table:
     written = writer.write(data)
-    sink = DeltaCommitter(DeltaSink(str(tmp_path / "t"), partition_by), "app")
-    sink.ensure_table(written.schema)
-    number = sink.txn_versions(["a"])["a"]
-    assert (
-        sink.commit(written, [CommitEntry("a", (number.data or 0) + 1, number)]).version is not None
-    )
+    sink = Committer(DeltaSink(str(tmp_path / "t"), partition_by), "app")
+    sink.ensure(written.schema)
+    stored = sink.stored("a")
+    assert sink.land(written, [entry("a", stored.number + 1, stored)]).version is not None
     return DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
 
 
@@ -216,13 +215,13 @@ def test_arrow_types_become_deltas(tmp_path: Path) -> None:
 
 def test_the_commit_protocol_over_spark_files(spark, tmp_path: Path) -> None:
     writer = spark_writer(spark, tmp_path, lambda frame: frame.select("partition_key"))
-    sink = DeltaCommitter(DeltaSink(str(tmp_path / "t")), "app")
+    sink = Committer(DeltaSink(str(tmp_path / "t")), "app")
     written = writer.write(batch(b"1", b"2"))
-    sink.ensure_table(written.schema)
-    assert sink.commit(written, [CommitEntry("a", 1, TxnVersions())]).version == 1
+    sink.ensure(written.schema)
+    assert sink.land(written, [entry("a", 1)]).version == 1
     late = writer.write(batch(b"3"))
-    assert sink.fence("a", TxnVersions(1)) == TxnVersions(1, 1)
-    assert sink.commit(late, [CommitEntry("a", 2, TxnVersions(1))]).refused == ("a",)
+    assert sink.move("a", 1, seq(1))
+    assert sink.land(late, [entry("a", 2, seq(1))]).refused == ("a",)
     assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table().num_rows == 2
 
 

@@ -10,20 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kcl_pipeline.batch import CommitEntry, CommitOutcome, TxnVersions
-from kcl_pipeline.delta.commits.announcements import (
-    FOLDER,
-    Claim,
-)
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AnnouncementRejected, Event
+from kcl_pipeline.sinks.announcements import FOLDER
+from kcl_pipeline.sinks.sink import CommitOutcome
 from tests.support import announcing
-from tests.support.delta_tables import NoWait, ids, log_lines, written
+from tests.support.delta_tables import Committer, NoWait, entry, ids, log_lines, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
-
-
-NONE = TxnVersions()
 
 
 HEX = "0123456789abcdef" * 2
@@ -39,10 +33,10 @@ class Attack:
         self.events: list[Event] = []
         self.turn = 0
         pq.write_table(pa.table({"id": pa.array([666], pa.int64())}), self.outside)
-        self.sink().ensure_table(SCHEMA)
+        self.sink().ensure(SCHEMA)
 
-    def sink(self) -> DeltaCommitter:
-        made = DeltaCommitter(
+    def sink(self) -> Committer:
+        made = Committer(
             DeltaSink(self.uri),
             "app",
             clock=NoWait(),
@@ -57,7 +51,7 @@ class Attack:
         batch = announcing.announce(
             self.sink(),
             written(self.uri, ident).files,
-            Claim(f"app/{key}", f"app/{key}/fence", 5, NONE),
+            entry(key, 5),
         )
         path = self.root / batch.name
         content = {"name": path.stem, **json.loads(path.read_text())}
@@ -78,10 +72,8 @@ class Attack:
         """A commit of a worker among others: of its own lease, by a new process."""
         self.turn += 1
         sink = self.sink()
-        expected = sink.txn_versions(["own"])["own"]
-        return sink.commit(
-            written(self.uri, 100 + self.turn), [CommitEntry("own", self.turn, expected)]
-        )
+        expected = sink.stored("own")
+        return sink.land(written(self.uri, 100 + self.turn), [entry("own", self.turn, expected)])
 
     def rejections(self) -> list[AnnouncementRejected]:
         return [event for event in self.events if isinstance(event, AnnouncementRejected)]
@@ -90,8 +82,8 @@ class Attack:
 def assert_harmless(attack: Attack, forged: Path | None = None) -> None:
     """Two commits and a takeover go on as if the forged announcement was not there."""
     assert attack.commit().version is not None
-    assert attack.sink().fence("z", NONE) == TxnVersions(None, 1)
-    assert attack.sink().fence("a", NONE) == TxnVersions(None, 1)
+    assert attack.sink().move("z", 1)
+    assert attack.sink().move("a", 1)
     assert attack.commit().version is not None
     assert ids(attack.uri) == [101, 102]
     added = [line["add"]["path"] for line in log_lines(attack.uri) if "add" in line]

@@ -1,7 +1,8 @@
-"""One worker's two-phase commit over twelve leases, on in-memory tables."""
+"""One worker's commits over twelve leases, on in-memory tables."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,7 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.monitoring.activity import Activity
 
@@ -34,9 +35,7 @@ class World:
     writes meet.
     """
 
-    protocol = TwoPhaseCommit
-
-    def __init__(self, map_calls=serial_map, **protocol):
+    def __init__(self, map_calls=serial_map, sink=None, lineage=None, **options):
         self.clock = VirtualClock()
         self.table = InMemoryLeaseTable("app", clock=self.clock)
         for key in KEYS:
@@ -46,36 +45,46 @@ class World:
         self.leases = HeldLeases(self.table, "w", LeaseSettings(), self.clock, self.events.append)
         self.rows = MemoryTable()
         self.asked: list[tuple[str, tuple[str, ...]]] = []
-        self.sink = InMemorySink(
+        self.sink = sink or InMemorySink(
             self.rows,
             clock=self.clock,
             faults=lambda operation, keys: self.asked.append((operation, keys)),
         )
         self.writer = MemoryBatchWriter(self.rows)
-        self.committer = self.protocol(
-            self.leases,
-            self.sink,
-            self.clock,
-            self.events.append,
-            "w",
-            map=map_calls,
-            **protocol,
-        )
+        self.map, self.options = map_calls, options
+        self.lineage = lineage or {}
+        self.committer = self.committer_of(self.leases, **options)
         self.steps = self.steps_of(self.committer)
         self.consumers = {
             held.lease_key: ShardConsumer(held, STREAM) for held in self.leases.discover()
         }
-        for consumer in self.consumers.values():
-            self.committer.resolve(consumer)
+        self.start()
         self.trouble: dict[str, list[Exception]] = {}
         self.writes: list[str] = []
         self.table.hook(self._before, None)
 
-    def steps_of(self, protocol):
+    def committer_of(self, leases, sink=None, **options):
+        return BatchCommit(
+            leases,
+            sink or self.sink,
+            lambda consumer: self.lineage.get(consumer.lease_key, ()),
+            self.clock,
+            self.events.append,
+            rng=random.Random(1),
+            map=self.map,
+            **options,
+        )
+
+    def start(self, consumers=None, committer=None):
+        """Start shards; return the positions or errors by lease key."""
+        committer = committer or self.committer
+        wanted = list((consumers or self.consumers).values())
+        return committer.start(wanted, committer.look_up(wanted))
+
+    def steps_of(self, committer):
         return CommitSteps(
-            protocol,
+            committer,
             self.writer.write,
-            self.leases,
             self.clock,
             self.events.append,
             "w",
@@ -98,9 +107,6 @@ class World:
     def commit(self, through: int):
         batch = self.batch(through)
         return self.steps.run(batch, self.consumers, self.writer.write(batch))
-
-    def pending(self) -> set[Position | None]:
-        return {self.table.get(key).pending_checkpoint for key in KEYS}
 
 
 @pytest.fixture(name="world", params=["serial", "threads"])

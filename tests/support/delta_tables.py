@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,13 +14,15 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import Storage
+from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.sink import NOTHING_STORED, CommitOutcome, Entry, StoredPosition
 
 
 class NoWait:
@@ -44,9 +47,45 @@ class NoWait:
         return threading.Lock()
 
 
-def committer(uri: str, **settings: Any) -> DeltaCommitter:
+NONE = NOTHING_STORED
+
+
+def at(number: int, times: int = 1) -> StoredPosition:
+    """What a table stores after `times` commits, the last of which ended at `number`."""
+    return StoredPosition(times, Position(str(number)))
+
+
+def seq(number: int) -> StoredPosition:
+    """What a table stores after commits that ended at 1, 2, ..., `number`."""
+    return at(number, number) if number else NONE
+
+
+def entry(key: str, number: int, expected: StoredPosition = NONE) -> Entry:
+    return Entry(key, expected, Position(str(number)))
+
+
+class Committer(DeltaCommitter):
+    """A committer with the id of the table at hand."""
+
+    @property
+    def delta_log(self) -> DeltaLog:
+        return self._log._log
+
+    def land(self, written: Written, entries: Sequence[Entry]) -> CommitOutcome:
+        table = DeltaTable(self._log.name, storage_options=dict(self.delta_log._options))
+        return self.commit(str(table.metadata().id), written, entries)
+
+    def stored(self, key: str) -> StoredPosition:
+        return self.positions([key]).shards[key]
+
+    def move(self, key: str, number: int, expected: StoredPosition = NONE) -> bool:
+        """Set a position without files; return whether that landed."""
+        return self.land(NOTHING_WRITTEN, [entry(key, number, expected)]).version is not None
+
+
+def committer(uri: str, **settings: Any) -> Committer:
     sink = DeltaSink(uri, **settings)
-    return DeltaCommitter(sink, "app", clock=NoWait(), rng=random.Random(1))
+    return Committer(sink, "app", clock=NoWait(), rng=random.Random(1))
 
 
 def put(storage: Storage, path: str, data: bytes) -> None:

@@ -12,7 +12,7 @@ BATCH = ev.BatchCommitted(
     100,
     2048,
     ("shardId-1",),
-    {"prepare": 4.0, "write": 20.0, "commit": 6.0, "job": 9.0, "rewrite": 1.0},
+    {"write": 20.0, "commit": 6.0, "job": 9.0, "rewrite": 1.0},
     7,
     {"shardId-1": 100},
     {"shardId-1": 2000},
@@ -30,7 +30,6 @@ SAMPLES = [
     ev.ShardEnded("w1", "123:orders:9:shardId-1", ("123:orders:9:shardId-3",)),
     BATCH,
     ev.BatchRefused("w1", "b-1", ("shardId-1",), "lost"),
-    ev.PendingResolved("w1", "shardId-1", landed=True),
     ev.RecordsDeadLettered("w1", "shardId-1", 3, "ValueError"),
     ev.DeadLettersUnreadable("/lake/dead", 2, "shardId-1 at 7 of w1-1"),
     ev.ClientVersionChanged(

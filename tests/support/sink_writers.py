@@ -13,9 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.sinks.sink import NOTHING_STORED
+from tests.support.delta_tables import Committer, entry
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SHARED = "contested"
@@ -28,39 +30,36 @@ def write_batches(
     """Commit `commits` batches of two private leases, and as often try a lease that every writer
     wants; ids tell who wrote what.
     """
-    sink, rng = (
-        DeltaCommitter(DeltaSink(uri, storage_options=options), "app"),
-        random.Random(worker),
-    )
+    sink = Committer(DeltaSink(uri, storage_options=options), "app")
+    rng = random.Random(worker)
     writer = ArrowBatchWriter(None, uri, storage_options=options)
-    sink.ensure_table(SCHEMA)
-    numbers = {key: TxnVersions() for key in (f"{worker}-x", f"{worker}-y")}
+    sink.ensure(SCHEMA)
+    stored = dict.fromkeys((f"{worker}-x", f"{worker}-y"), NOTHING_STORED)
     written, won = [], 0
     for turn in range(1, commits + 1):
         ident = worker * 1000 + turn
         batch = writer.write(
             Batch(f"w{worker}-{turn}", (), pa.table({"id": pa.array([ident], pa.int64())}))
         )
-        outcome = sink.commit(
-            batch, [CommitEntry(key, turn, seen) for key, seen in numbers.items()]
-        )
+        entries = [entry(key, turn, seen) for key, seen in stored.items()]
+        outcome = sink.land(batch, entries)
         if outcome.version is None:
             raise AssertionError(
                 f"writer {worker} was refused {outcome.refused} on leases of its own"
             )
         written.append(ident)
-        numbers = {key: TxnVersions(turn) for key in numbers}
-        contested = sink.txn_versions([SHARED])[SHARED]
+        stored = {one.key: one.becomes for one in entries}
+        contested = sink.stored(SHARED)
         rival = writer.write(
             Batch(f"s{worker}-{turn}", (), pa.table({"id": pa.array([-ident], pa.int64())}))
         )
         if rng.random() < 0.5:
-            outcome = sink.commit(rival, [CommitEntry(SHARED, ident, contested)])
+            outcome = sink.land(rival, [entry(SHARED, ident, contested)])
             if outcome.version is not None:
                 written.append(-ident)
                 won += 1
         else:
-            sink.fence(SHARED, contested)
+            won += sink.move(SHARED, ident, contested)
     return {"written": written, "won": won}
 
 
@@ -82,7 +81,7 @@ def create_tables(root: str, rounds: int, barrier: Any) -> None:
     for turn in range(rounds):
         sink = DeltaCommitter(DeltaSink(f"{root}/{turn}"), "app")
         barrier.wait(60)
-        sink.ensure_table(SCHEMA)
+        sink.ensure(SCHEMA)
 
 
 def run_creators(root: str, workers: int, rounds: int) -> list[int | None]:

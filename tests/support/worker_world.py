@@ -15,7 +15,12 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.range_jobs import InlineRangeJobs
-from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
+from kcl_pipeline.testing.sink import (
+    InMemoryFunction,
+    InMemorySink,
+    MemoryBatchWriter,
+    MemoryTable,
+)
 from kcl_pipeline.testing.tables import (
     InMemoryCoordinatorStateTable,
     InMemoryLeaseTable,
@@ -45,15 +50,25 @@ LEAD_SECONDS = 0.25
 
 
 class World:
-    """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs."""
+    """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs.
+    `is_function`: the sink is a function, which stores no positions.
+    """
 
     sink_address: str | None = None
-    """As it is recorded. None: the settings alone decide the commit protocol."""
+    """As it is recorded. None: no sink is recorded."""
     memory: MemoryBudget | None = None
 
     def __init__(
-        self, shards=2, transform=None, metric=None, parallel=False, buffered=False, **settings
+        self,
+        shards=2,
+        transform=None,
+        metric=None,
+        parallel=False,
+        buffered=False,
+        is_function=False,
+        **settings,
     ):
+        self.is_function = is_function
         self.metric, self.parallel, self.buffered = metric, parallel, buffered
         self.clock = VirtualClock()
         self.model = KinesisModel(self.clock)
@@ -95,12 +110,14 @@ class World:
         )
 
     def stored(self):
-        if self.settings.batch.commit_protocol == "two_phase":
+        if self.is_function:
             return None
-        return SinkShards(lambda: InMemorySink(self.table, clock=self.clock))
+        return SinkShards(self.make_sink)
 
     def make_sink(self):
-        return InMemorySink(self.table, clock=self.clock)
+        if self.is_function:
+            return InMemoryFunction(self.table, clock=self.clock)
+        return InMemorySink(self.table, clock=self.clock, application="orders")
 
     def make_worker(self, name="w-1", run_id=None, events=None):
         parts = WorkerDependencies(

@@ -190,8 +190,8 @@ def test_wrong_arguments():
             test.run_and_crash(after="comit")
         with pytest.raises(SettingsError, match="needs one operation"):
             test.run_and_crash()
-        with pytest.raises(AssertionError, match="without a call of fence"):
-            test.run_and_crash(after="fence")
+        with pytest.raises(AssertionError, match="without a call of write_dead_letters"):
+            test.run_and_crash(after="write_dead_letters")
 
 
 def test_a_foreach_batch_sink_is_refused():

@@ -18,7 +18,7 @@ def missing_after_deleted_rows(*, positions=True, deleted=True, stored=()):
     checks = Checks(
         InMemoryLeaseTable(),
         streams,
-        Scenario(initial_position="LATEST", positions=positions),
+        Scenario(initial_position="LATEST", exactly_once=positions),
         lambda: 0.0,
     )
     for key in parents:
@@ -58,7 +58,7 @@ def missing_at_latest(begin_millis, *, deleted=False, stored=()):
     streams = Streams(VirtualClock(), is_multi=False)
     streams.create("events", 1)
     (key,) = streams.model.open_shard_ids("events")
-    scenario = Scenario(initial_position="LATEST", positions=True)
+    scenario = Scenario(initial_position="LATEST")
     checks = Checks(InMemoryLeaseTable(), streams, scenario, lambda: 0.0)
     create_lease(checks.table, Lease(key, LATEST, initial_millis=begin_millis))
     checks.row_written(key, "leader", "sensor")
@@ -113,7 +113,7 @@ def missing_behind_a_known_parent(*, deleted=True, stored=(), returns=False):
     streams = Streams(VirtualClock(), is_multi=False)
     streams.create("events", 2)
     parents = [f"shardId-{number:012d}" for number in range(2)]
-    scenario = Scenario(initial_position="LATEST", positions=True)
+    scenario = Scenario(initial_position="LATEST")
     checks = Checks(InMemoryLeaseTable(), streams, scenario, lambda: 0.0)
 
     def create(lease):

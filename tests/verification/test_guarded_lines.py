@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import CommitEntry, CommitOutcome, TxnVersions
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, RetrievalSettings
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
@@ -15,12 +14,11 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
+from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry, MemoryTable
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.commit.protocol import CommitResult
-from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 
 MIB = 1_048_576
@@ -60,9 +58,9 @@ def test_a_lease_is_gained_once_by_two_ways_at_the_same_time(world):
 def test_a_log_takes_one_entry_per_version():
     table = MemoryTable()
     assert table.append(LogEntry(0))
-    assert not table.append(LogEntry(0, data={"a": 1}))
-    assert not table.append(LogEntry(2, data={"a": 1}))
-    assert table.txn_versions("a") == TxnVersions()
+    assert not table.append(LogEntry(0, positions={"a/b": StoredPosition(1)}))
+    assert not table.append(LogEntry(2, positions={"a/b": StoredPosition(1)}))
+    assert table.stored("b") == NOTHING_STORED
 
 
 class Reader:
@@ -122,69 +120,12 @@ def test_a_pause_in_a_scan_is_not_taken_for_the_silence_of_workers():
     assert liveness.observation(2_000.0).expired == {KEY}
 
 
-class Sink:
-    def __init__(self, data):
-        self.data = data
-
-    def txn_versions(self, keys):
-        return {key: TxnVersions(self.data) for key in keys}
-
-
-def committer(leases, sink=None):
-    return TwoPhaseCommit(leases, sink, VirtualClock(), lambda _event: None, "w1")
-
-
-@pytest.mark.parametrize(("in_table", "landed"), [(5, True), (4, False)])
-def test_a_refusal_after_a_lost_answer_is_looked_up(in_table, landed):
-    entries = [CommitEntry(KEY, 5, TxnVersions(4))]
-    lost = {} if landed else {KEY: "the table has another worker's commit or fence"}
-    refused = CommitOutcome(None, (KEY,))
-    batched = [SimpleNamespace(lease_key=KEY, transaction_key=KEY)]
-    found = committer(None, Sink(in_table))._sort_out(batched, entries, refused, maybe_landed=True)
-    assert found == CommitResult(landed, None, lost)
-
-
-class Leases:
-    def __init__(self):
-        self.calls = []
-
-    def checkpoint(self, held, **what):
-        self.calls.append(("checkpoint", what))
-
-    def prepare(self, held, **what):
-        self.calls.append(("prepare", what))
-        return 9
-
-
 @pytest.fixture
 def consumer():
     held = SimpleNamespace(lease=Lease(KEY, Position("1"), owner="w1"), lease_key=KEY)
     found = ShardConsumer(held, StreamId("s"), ConsumerState.READING)
     found.committed, found.checkpointed = Position("5"), Position("1")
     return found
-
-
-def test_a_checkpoint_never_overwrites_a_batch_of_unknown_outcome(consumer):
-    leases = Leases()
-    consumer.prepared = (Position("8"), 7)
-    committer(leases).checkpoint(consumer)
-    assert leases.calls == []
-    consumer.prepared = None
-    committer(leases).checkpoint(consumer)
-    assert leases.calls == [("checkpoint", {"checkpoint": Position("5")})]
-
-
-def test_a_prepare_avoids_the_number_that_the_table_has(consumer):
-    leases = Leases()
-    consumer.versions = TxnVersions(42)
-    committer(leases)._try_prepare((consumer, Position("8")))
-    [(call, what)] = leases.calls
-    assert (call, what["checkpoint"], what["end"], what["avoid_number"]) == (
-        "prepare",
-        Position("5"),
-        Position("8"),
-        42,
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,31 +4,29 @@ writers, shared worker ids, lost answers; and each guard is shown to be needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.batch import (
-    Batch,
-    CommitEntry,
-    TxnVersions,
-    Written,
-)
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
 from kcl_pipeline.leases.lease import rows as lease_rows
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.announcements import PreparedBatch
+from kcl_pipeline.sinks.log import Head
+from kcl_pipeline.sinks.sink import CommitOutcome, StoredPosition
+from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.shards.parents import ParentCheck
 from verification.interleavings.explorer import Violation
 from verification.interleavings.lineage import LineageScenario
 from verification.interleavings.scenarios import explored, main, scenarios
-from verification.interleavings.stepping import SteppedSink
 from verification.interleavings.world import Scenario
 
 ALL = {scenario.name: scenario for scenario in scenarios()}
@@ -66,119 +64,71 @@ def test_every_schedule_is_exactly_once_and_goes_on(
 # ----------------------------------------------------------------------------
 
 
-def _no_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SteppedSink, "fence", lambda self, key, expected: self.txn_versions([key])[key])
-
-
-class AnyNumbers(TxnVersions):
-    """Equal to all others."""
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-
-def _no_numbers(patch: pytest.MonkeyPatch) -> None:
+def _nothing_compared(patch: pytest.MonkeyPatch) -> None:
     """The sink compares nothing: what comes lands."""
-    commit = SteppedSink.commit
-
-    def blind(self: SteppedSink, written: Written, entries: Sequence[CommitEntry]) -> object:
-        return commit(
-            self,
-            written,
-            [replace(e, expected=AnyNumbers(e.expected.data, e.expected.fence)) for e in entries],
-        )
-
-    patch.setattr(SteppedSink, "commit", blind)
+    patch.setattr(TableSink, "_decided", lambda *_: None)
 
 
-def _higher_means_landed(patch: pytest.MonkeyPatch) -> None:
-    """A taker takes any data number from the pending one on for a landed batch."""
+def _higher_means_fitting(patch: pytest.MonkeyPatch) -> None:
+    """A batch lands if its end is after the position in the table."""
 
-    class AtLeast(int):
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, int) and int(self) <= int(other)
+    def newer(_self: TableSink, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
+        for one in batch.entries:
+            now = head.stored(one.key).position
+            if now is not None and one.position is not None and one.position <= now:
+                return CommitOutcome(None, (one.key,))
+        return None
 
-        __hash__ = int.__hash__
-
-    numbers = SteppedSink.txn_versions
-
-    def generous(self: SteppedSink, keys: Sequence[str]) -> dict[str, TxnVersions]:
-        return {
-            key: replace(n, data=None if n.data is None else AtLeast(-1))
-            for key, n in numbers(self, keys).items()
-        }
-
-    patch.setattr(SteppedSink, "txn_versions", generous)
+    patch.setattr(TableSink, "_decided", newer)
 
 
-def _processes_of_an_id_read_each_other(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease_rows, "_same_progress", lambda row, lease: True)
+def _start_at_the_row(patch: pytest.MonkeyPatch) -> None:
+    """A taker starts at the checkpoint of the row, whatever the table has."""
+    position_of = BatchCommit._position_of
 
+    def from_row(self: BatchCommit, consumer: ShardConsumer) -> Position:
+        position_of(self, consumer)
+        checkpoint = consumer.held.lease.checkpoint
+        consumer.settle(checkpoint, checkpoint)
+        return checkpoint
 
-def _flush_while_in_flight(patch: pytest.MonkeyPatch) -> None:
-    """The checkpoint of the batch before is written between prepare and commit, which removes the
-    pending one.
-    """
-    land = TwoPhaseCommit._land
-
-    def flushing(
-        self: TwoPhaseCommit, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
-    ) -> object:
-        for consumer in consumers.values():
-            self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
-        return land(self, batch, consumers, written)
-
-    patch.setattr(TwoPhaseCommit, "_land", flushing)
+    patch.setattr(BatchCommit, "_position_of", from_row)
 
 
 def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:
     """The row says that the batch is done before the table has it."""
-    prepare = HeldLeases.prepare
+    commit = BatchCommit.commit
 
     def early(
-        self: HeldLeases, held: Held, *, checkpoint: object, end: Position, avoid_number: int | None
-    ) -> int:
-        return prepare(self, held, checkpoint=end, end=end, avoid_number=avoid_number)
+        self: BatchCommit, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
+    ) -> object:
+        for part in batch.ranges:
+            self._leases.checkpoint(consumers[part.lease_key].held, checkpoint=part.through)
+        return commit(self, batch, consumers, written)
 
-    patch.setattr(HeldLeases, "prepare", early)
-
-
-def _no_prepare(patch: pytest.MonkeyPatch) -> None:
-    """The number is the counter, but the row has no pending checkpoint: a taker sees nothing in
-    flight.
-    """
-    patch.setattr(
-        "kcl_pipeline.leases.held.HeldLeases._checkpoint", _without_pending(HeldLeases._checkpoint)
-    )
-
-
-def _without_pending(checkpoint: Callable[..., object]) -> Callable[..., object]:
-    def write(self: HeldLeases, held: object, what: object) -> object:
-        return checkpoint(self, held, replace(what, pending=None, pending_state=None))
-
-    return write
+    patch.setattr(BatchCommit, "commit", early)
 
 
 def _believes_the_error(patch: pytest.MonkeyPatch) -> None:
     """A commit that failed is taken for one that did not land, and is sent again under new
     expectations.
     """
-    commit = SteppedSink.commit
+    add = MemoryLog.add
 
-    def again(self: SteppedSink, written: Written, entries: Sequence[CommitEntry]) -> object:
+    def again(
+        self: MemoryLog, head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]
+    ) -> None:
         try:
-            return commit(self, written, entries)
-        except SinkError:
-            fresh = [
-                replace(e, number=e.number + 1000, expected=self.table.txn_versions(e.lease_key))
-                for e in entries
-            ]
-            return commit(self, written, fresh)
+            add(self, head, files, sets)
+        except OSError:
+            fresh = self.read()
+            assert fresh is not None
+            raised = {
+                key: replace(one, number=fresh.stored(key).number + 1) for key, one in sets.items()
+            }
+            add(self, fresh, files, raised)
 
-    patch.setattr(SteppedSink, "commit", again)
+    patch.setattr(MemoryLog, "add", again)
 
 
 def _no_restored_parent(patch: pytest.MonkeyPatch) -> None:
@@ -211,8 +161,6 @@ def _end_is_moved_back(patch: pytest.MonkeyPatch) -> None:
             lambda lease: self._table.update_checkpoint(
                 lease.with_(checkpoint=min(lease.checkpoint, what.checkpoint)),
                 checkpoint=what.checkpoint,
-                pending=what.pending,
-                pending_state=what.pending_state,
             ),
         )
 
@@ -221,19 +169,10 @@ def _end_is_moved_back(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    "a taker does not fence": (_no_fence, "a paused writer"),
-    "the sink does not compare numbers": (_no_numbers, "a paused writer"),
-    "a higher number counts as landed": (_higher_means_landed, "a paused writer"),
-    "a renewal takes the progress of another process for its own": (
-        _processes_of_an_id_read_each_other,
-        "a lost answer with a shared worker id",
-    ),
-    "a flush removes the pending checkpoint of a batch in flight": (
-        _flush_while_in_flight,
-        "a paused writer",
-    ),
+    "the sink compares nothing": (_nothing_compared, "a paused writer"),
+    "a higher position lands": (_higher_means_fitting, "a paused writer with larger batches"),
+    "a taker starts at the checkpoint": (_start_at_the_row, "a paused writer"),
     "the checkpoint moves before the commit": (_checkpoint_before_commit, "a paused writer"),
-    "nothing is prepared": (_no_prepare, "a paused writer"),
     "a failed commit is sent again as a new one": (
         _believes_the_error,
         "commit 1 of the old owner: land_and_fail",

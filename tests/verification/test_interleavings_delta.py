@@ -14,18 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import (
-    Batch,
-    CommitEntry,
-    CommitOutcome,
-    DataFile,
-    TransactionalSink,
-    TxnVersions,
-    Written,
-)
+from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.delta.maintenance import vacuum
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink
+from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.testing.sink import FaultHook, SinkFault
 from verification.interleavings.explorer import Actor, Turns, Violation, explore
 from verification.interleavings.ranges import RangeWriter, range_of
@@ -46,7 +40,7 @@ class SteppedDelta(DeltaCommitter):
     def __init__(self, uri: str, turns: Turns, faults: FaultHook) -> None:
         super().__init__(DeltaSink(uri), "app", clock=StepClock(turns), rng=random.Random(1))
         self._turns, self._faults, self._fault = turns, faults, None
-        append = self._log.append
+        append = self._log._log.append
 
         def stepped(files: Sequence[DataFile], transactions: dict[str, int]) -> None:
             fault, self._fault = self._fault, None
@@ -55,7 +49,7 @@ class SteppedDelta(DeltaCommitter):
                 raise SinkError("failed on demand")
             append(files, transactions)
 
-        self._log.append = stepped
+        self._log._log.append = stepped
 
     def _call(self, operation: str, call: Callable[[], object]) -> object:
         self._turns.give_way(operation)
@@ -66,16 +60,15 @@ class SteppedDelta(DeltaCommitter):
             raise SinkError("the answer was lost on demand; the entry landed")
         return answer
 
-    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+    def positions(self, keys: Sequence[str]) -> Positions:
+        return self._call("positions", lambda: super(SteppedDelta, self).positions(keys))
+
+    def commit(
+        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+    ) -> CommitOutcome:
         return self._call(
-            "txn_versions", lambda: super(SteppedDelta, self).txn_versions(lease_keys)
+            "commit", lambda: super(SteppedDelta, self).commit(table_id, written, entries)
         )
-
-    def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        return self._call("commit", lambda: super(SteppedDelta, self).commit(written, entries))
-
-    def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
-        return self._call("fence", lambda: super(SteppedDelta, self).fence(lease_key, expected))
 
 
 class FileWriter(RangeWriter):
@@ -112,11 +105,12 @@ class DeltaBench(Bench):
         for actor in self.actors:
             process = getattr(actor.body, "__self__", None)
             if isinstance(process, Process):
-                process._writer = process._commit._writer = self.writer
+                process._writer = self.writer
+                process._steps._write = self.writer.write
         if vacuums:
             self.actors.append(Actor("vacuum", self._vacuum))
 
-    def sink_for(self, faults: FaultHook) -> TransactionalSink:
+    def sink_for(self, faults: FaultHook) -> Sink:
         return SteppedDelta(self.uri, self.turns, faults)
 
     def ranges(self) -> Sequence[tuple[str, int, int]]:
@@ -172,9 +166,7 @@ def test_the_delta_log_is_exactly_once_too(name: str, tmp_path: Path) -> None:
 
 
 def test_the_delta_bench_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        SteppedDelta, "fence", lambda self, key, expected: self.txn_versions([key])[key]
-    )
+    monkeypatch.setattr(TableSink, "_decided", lambda *_: None)
     numbers = itertools.count()
     with pytest.raises(Violation, match="repeated records"):
         explore(lambda: DeltaBench(ZOMBIE, str(tmp_path / f"t{next(numbers)}")), preemptions=2)

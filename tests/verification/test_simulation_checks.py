@@ -10,6 +10,7 @@ import pytest
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.sinks.sink import StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
@@ -37,6 +38,8 @@ class World:
     def __init__(self, begin, *, exactly_once=False):
         clock = VirtualClock()
         streams = one_stream(1)
+        created = streams.all[0].stream.created_millis // 1000
+        self.key = f"app/{streams.all[0].stream.arn}/{created}/{KEY}"
         self.leases = InMemoryLeaseTable(clock=clock)
         scenario = Scenario(
             initial_position="LATEST" if begin == LATEST else "TRIM_HORIZON",
@@ -76,7 +79,8 @@ class World:
         table = pa.table([pa.array(c) for c in columns], schema=EVENT_SCHEMA)
         file = DataFile("file", len(rows), 1)
         with self.checks.begun_at(begun or self.begin()):
-            self.checks.landed(LogEntry(0, (file,), {KEY: 1}), {"file": table})
+            positions = {self.key: StoredPosition(1)}
+            self.checks.landed(LogEntry(0, (file,), positions), {"file": table})
 
 
 def test_a_paused_writer_may_repeat_what_the_next_owner_wrote_while_it_was_paused():

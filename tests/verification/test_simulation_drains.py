@@ -32,7 +32,7 @@ class Events:
 
     def rows(self):
         return [
-            SimpleNamespace(transaction_key=key, actual_owner=owner)
+            SimpleNamespace(unique_key=key, actual_owner=owner)
             for key, owner in self.owners.items()
         ]
 

@@ -11,6 +11,7 @@ from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leader import cycle
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.sinks.sink import StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
@@ -67,7 +68,7 @@ def test_a_single_stream_that_returns_has_the_lease_keys_of_the_former_one():
     assert first.lease_name(SHARD) != again.lease_name(SHARD)
     row = Lease(SHARD, TRIM_HORIZON, stream_mark=again.mark)
     assert streams.of(row) is again
-    assert row.transaction_key == again.lease_name(SHARD)
+    assert row.unique_key == again.lease_name(SHARD)
     assert streams.of(row.with_(stream_mark=1)) is None
 
 
@@ -81,8 +82,10 @@ class Committed:
         self.checks.published("event", Published(SHARD, Position("7"), 0, poison=False))
 
     def land(self, *, under=SHARD, number="7"):
+        stream = self.streams.all[0].stream
+        key = f"app/{stream.arn}/{stream.created_millis // 1000}/{under}"
         rows = pa.table([["event"], ["k"], [0], [SHARD], [number], [0]], schema=EVENT_SCHEMA)
-        entry = LogEntry(0, (DataFile("file", 1, 1),), {under: 1})
+        entry = LogEntry(0, (DataFile("file", 1, 1),), {key: StoredPosition(1, Position(number))})
         self.checks.landed(entry, {"file": rows})
 
     def write(self, lease):
@@ -101,7 +104,7 @@ def test_a_row_has_the_position_of_its_event_and_the_lease_that_committed_it():
     with pytest.raises(BrokenInvariantError, match="S15: event of"):
         Committed().land(number="8")
     with pytest.raises(BrokenInvariantError, match="S15: event of"):
-        Committed().land(under=f"{SHARD}@5")
+        Committed().land(under="shardId-000000000005")
 
 
 def test_only_records_of_a_deleted_stream_may_be_missing():

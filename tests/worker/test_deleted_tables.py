@@ -10,11 +10,11 @@ PARENT = "shardId-000000000000"
 ALL = ("leases", "rows", "coordinator")
 
 
-def world_at(position, shards=2, protocol="positions"):
+def world_at(position, shards=2, is_function=False):
     sync = {"initial_position_in_stream": position}
     if position == "AT_TIMESTAMP":
         sync["initial_timestamp"] = "2020-01-01T00:00:00Z"
-    world = World(shards=shards, batch={"commit_protocol": protocol}, shard_sync=sync)
+    world = World(shards=shards, is_function=is_function, shard_sync=sync)
     world.run(5)
     world.put(*numbered(10))
     world.run(5)
@@ -90,11 +90,12 @@ def test_one_table_is_deleted(name):
     assert world.coordinator.read_application() is not None
 
 
-def test_the_two_phase_protocol_leaves_the_decision_to_a_person():
-    world = world_at("TRIM_HORIZON", protocol="two_phase")
+def test_a_function_gets_all_records_again_as_with_kcl():
+    world = world_at("TRIM_HORIZON", is_function=True)
     delete(world)
     world.run(60)
-    assert created(world) == []
+    assert len(created(world)) == 3
+    assert world.data() == sorted(2 * world.sent)
 
 
 def test_a_table_that_cannot_be_created_now_is_created_later(monkeypatch):
@@ -137,7 +138,7 @@ def test_tables_that_another_application_has_now_are_refused():
     delete(world)
     for table in (world.leases, world.rows, world.coordinator):
         table.ensure_exists()
-    other = World(shards=1, batch={"commit_protocol": "positions"})
+    other = World(shards=1)
     for key, row in other.coordinator.rows().items():
         if key != "Leader":
             world.coordinator.plant({**row, **_of_another_stream(row)})

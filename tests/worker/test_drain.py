@@ -254,11 +254,11 @@ def test_a_worker_that_is_dead_does_not_count():
     assert world.of(ShardsLeftToOthers) == []
 
 
-@pytest.mark.parametrize("protocol", ["two_phase", "positions"])
+@pytest.mark.parametrize("is_function", [True, False])
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_batch_whose_lease_is_lost_and_taken_again_is_waited_for(protocol, buffered):
+def test_a_batch_whose_lease_is_lost_and_taken_again_is_waited_for(is_function, buffered):
     """Its records were read, and are not in the table."""
-    world = World(shards=1, buffered=buffered, batch={"commit_protocol": protocol})
+    world = World(shards=1, buffered=buffered, is_function=is_function)
     world.put(b"a")
     drain, write, lost = world.worker.drain_watch(), world.writer.write, []
     world.worker.lead_tick()

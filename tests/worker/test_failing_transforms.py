@@ -10,14 +10,13 @@ import pytest
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import (
     BatchCommitted,
-    PendingResolved,
     RecordsDeadLettered,
     ShardPaused,
     ShardResumed,
 )
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import SinkFault
-from kcl_pipeline.worker.commit import two_phase
+from kcl_pipeline.worker import commit
 from kcl_pipeline.worker.failures.pauses import LONGEST_RETRY_SECONDS
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
@@ -92,7 +91,6 @@ def test_a_paused_shard_is_retried_ever_more_rarely_and_reported_less_often(worl
     assert [event.attempts for event in world.of(ShardPaused)] == [1, 2, 4, 8][
         : len(world.of(ShardPaused))
     ]
-    assert len(world.of(PendingResolved)) <= 2, "retries prepare nothing that has to be fenced"
 
 
 def test_a_retry_finds_new_records_and_keeps_their_order(world: World):
@@ -194,7 +192,7 @@ def test_the_transform_is_never_called_without_records(world: World):
 @pytest.fixture
 def failing_commits(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """After the first dead letters, five batches fail at their first commit."""
-    monkeypatch.setattr(two_phase, "COMMIT", replace(two_phase.COMMIT, limit_seconds=0.0))
+    monkeypatch.setattr(commit, "COMMIT", replace(commit.COMMIT, limit_seconds=0.0))
     failures, written = iter([True] * 5), []
 
     def fault(call: str, _keys: tuple[str, ...]) -> SinkFault | None:

@@ -15,7 +15,8 @@ from tests.support.worker_world import World, numbered
 @pytest.fixture
 def world():
     """One shard. Its last batch is in the table, and its checkpoint is not in the row yet."""
-    world = World(shards=1, batch={"commit_protocol": "two_phase"})
+    lease = {"failover_time_millis": 1000, "checkpoint_lag_millis": 100_000}
+    world = World(shards=1, lease=lease)
     world.run(3)
     world.put(*numbered(20))
     world.run(0.05)

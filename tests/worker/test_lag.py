@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import SinkFault
-from kcl_pipeline.worker import batch_runner
+from kcl_pipeline.worker import batch_runner, commit
 from kcl_pipeline.worker.monitoring.lag import UNKNOWN_SECONDS, LagTracker
 from tests.support.worker_world import World, numbered
 
@@ -28,9 +30,9 @@ def test_while_commits_fail_the_lag_grows(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr(batch_runner, "MAX_SINK_FAILURES", 10_000)
     world.put(*numbered(10))
     world.run()
+    monkeypatch.setattr(commit, "COMMIT", replace(commit.COMMIT, limit_seconds=0.0))
     sink = world.worker._parts.sink
-    sink.faults = lambda call, _keys: SinkFault.FAIL if call == "ensure_table" else None
-    world.worker.lifecycle.protocol._table_known = False
+    sink.faults = lambda call, _keys: SinkFault.FAIL if call == "commit" else None
     arrived = world.clock.monotonic()
     world.put(*numbered(5, "s"))
     lags = []

@@ -71,8 +71,8 @@ def test_a_shard_that_closed_before_its_first_read_ends_whatever_the_hosts_clock
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("protocol", ["positions", "two_phase"])
-def test_a_shard_at_latest_begins_when_its_lease_is_created(buffered, protocol):
+@pytest.mark.parametrize("is_function", [True, False])
+def test_a_shard_at_latest_begins_when_its_lease_is_created(buffered, is_function):
     """Seed 8400000993: the next owner read from a later LATEST than the first one.
 
     The first worker dies before its first commit.
@@ -81,7 +81,7 @@ def test_a_shard_at_latest_begins_when_its_lease_is_created(buffered, protocol):
         shards=1,
         buffered=buffered,
         shard_sync={"initial_position_in_stream": "LATEST"},
-        batch={"commit_protocol": protocol},
+        is_function=is_function,
     )
     world.put(b"before")
     world.clock.advance(5)

@@ -15,7 +15,7 @@ from tests.support.worker_world import World, numbered
 PARENT = "shardId-000000000000"
 
 
-def reading(position="TRIM_HORIZON", protocol=None, **sync):
+def reading(position="TRIM_HORIZON", is_function=False, **sync):
     """A worker that has committed records of a shard, and holds its lease."""
     world = World(
         shards=1,
@@ -24,7 +24,7 @@ def reading(position="TRIM_HORIZON", protocol=None, **sync):
             "leases_recovery_auditor_execution_frequency_millis": 10**9,
             **sync,
         },
-        batch={"commit_protocol": protocol},
+        is_function=is_function,
     )
     world.run(2)
     world.put(*numbered(5))
@@ -77,7 +77,7 @@ def test_shard_sync_finds_an_open_shard_and_reads_it_again():
 
 
 def test_at_latest_the_shard_is_started_anew_behind_what_is_there():
-    world = reading("LATEST", protocol="two_phase")
+    world = reading("LATEST", is_function=True)
     consumer = delete(world)
     lost = RecordsLost("w-1", PARENT, LossReason.ROW_DELETED, consumer.committed, stream="orders")
     assert world.of(RecordsLost) == [lost]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import CommitEntry, TxnVersions, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import NotFoundError, SinkError, ThrottledError
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -20,6 +20,7 @@ from kcl_pipeline.kinesis.identity import REFUSAL_KEPT_SECONDS
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, shard_key
 from kcl_pipeline.testing.sink import InMemorySink
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState
@@ -204,10 +205,11 @@ def test_a_child_with_a_prepared_batch_has_begun():
 def test_a_child_that_the_sink_knows_has_begun_whatever_its_row_says():
     """The row was created again late, or edited; the parents had ended when the shard began."""
     world = merged()
-    sink = InMemorySink(world.table, clock=world.clock)
-    schema = pa.schema([("data", pa.binary())])
-    sink.ensure_table(schema)
-    sink.commit(Written((), schema, 0), [CommitEntry(CHILD, 3, TxnVersions())])
+    sink = world.make_sink()
+    sink.ensure(pa.schema([("data", pa.binary())]))
+    found = sink.positions([shard_key(stream_of(world), CHILD)])
+    entry = Entry(*found.shards, NOTHING_STORED, Position("9"))
+    assert sink.commit(found.table_id, NOTHING_WRITTEN, [entry]).version
     consumer = held_child(world)
     assert created(world) == []
     assert consumer.state is not ConsumerState.BLOCKED
@@ -290,7 +292,7 @@ def unreadable(*_):
         ("kinesis", "list_shards", throttled),
         ("kinesis", "list_shards", gone),
         ("kinesis", "resolve_stream", replaced),
-        ("sink", "txn_versions", unreadable),
+        ("sink", "positions", unreadable),
     ],
 )
 def test_while_the_stream_or_the_sink_cannot_be_asked_the_child_waits(

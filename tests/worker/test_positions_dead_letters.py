@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.position import Position
-from kcl_pipeline.testing.sink import InMemorySink
+from kcl_pipeline.testing.sink import SinkFault
 from tests.support.commit_world import NO_RECORDS
-from tests.worker.test_positions import KEY, NAME, World, world_fixture  # noqa: F401 (a fixture)
+from tests.worker.test_commit import KEY, World, world_fixture  # noqa: F401 (a fixture)
 
 
 def test_a_batch_of_dead_letters_moves_the_position_before_columns_are_known(world: World) -> None:
     """Without it, a worker that takes the deleted and created row at LATEST loses the rest."""
-    world.sink.ensure_table(NO_RECORDS.schema)
+    world.sink.ensure(NO_RECORDS.schema)
     for through in (5, 7):
         batch = world.batch(through)
         assert world.steps.run(batch, world.consumers, NOTHING_WRITTEN) is not None
         assert world.stored().position == Position(str(through))
-        assert world.consumers[KEY].versions == world.stored()
+        assert world.consumers[KEY].stored == world.stored()
     assert world.commit(9) is not None
     assert world.stored().position == Position("9")
     assert world.writes == []
@@ -32,24 +30,17 @@ def test_a_batch_of_dead_letters_needs_no_table(world: World) -> None:
 
 
 def test_a_batch_of_dead_letters_is_refused_after_another_worker(world: World) -> None:
-    world.sink.ensure_table(NO_RECORDS.schema)
-    rival = InMemorySink(world.rows, clock=world.clock)
-    assert rival.move(NAME, world.stored(), Position("6"), ended=False) is not None
+    world.sink.ensure(NO_RECORDS.schema)
+    world.rival(KEY, Position("6"))
     done = world.steps.run(world.batch(5), world.consumers, NOTHING_WRITTEN)
     assert done is None or KEY not in done.lease_keys
     assert world.stored().position == Position("6")
 
 
-def test_a_lost_answer_of_a_batch_of_dead_letters_is_recognised(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.sink.ensure_table(NO_RECORDS.schema)
-    move = world.sink.move
-
-    def unanswered(*given, **named):
-        move(*given, **named)
-
-    monkeypatch.setattr(world.sink, "move", unanswered)
+def test_a_lost_answer_of_a_batch_of_dead_letters_is_recognised(world: World) -> None:
+    world.sink.ensure(NO_RECORDS.schema)
+    faults = [SinkFault.LAND_AND_FAIL]
+    world.sink.faults = lambda op, _keys: faults.pop() if op == "commit" and faults else None
     assert world.steps.run(world.batch(5), world.consumers, NOTHING_WRITTEN) is not None
-    assert world.consumers[KEY].versions == world.stored()
+    assert world.consumers[KEY].stored == world.stored()
     assert world.stored().position == Position("5")

@@ -10,14 +10,11 @@ from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
 PARENT, CHILD = "shardId-000000000000", "shardId-000000000001"
-POSITIONS = {"batch": {"commit_protocol": "positions"}}
 
 
 def stored(world, shard_id):
     """What the table has for a shard."""
-    return next(
-        found for name, found in world.table._positions.items() if name.endswith(f"/{shard_id}")
-    )
+    return world.table.stored(shard_id)
 
 
 def split(world):
@@ -28,7 +25,7 @@ def split(world):
 
 
 def test_a_shard_that_ends_is_ended_in_the_table_and_its_children_are_read():
-    world = World(shards=1, **POSITIONS)
+    world = World(shards=1)
     world.put(*numbered(5))
     split(world)
     world.put(*numbered(9)[5:])
@@ -40,7 +37,7 @@ def test_a_shard_that_ends_is_ended_in_the_table_and_its_children_are_read():
 
 
 def test_a_shard_that_a_java_worker_ended_is_ended_before_its_children_are_read():
-    world = World(shards=1, **POSITIONS)
+    world = World(shards=1)
     world.put(*numbered(5))
     world.run(5)
     assert not stored(world, PARENT).ended
@@ -69,7 +66,7 @@ def stop_worker(world):
 
 @pytest.mark.parametrize("again", range(3))
 def test_a_worker_that_crashes_repeats_nothing(again):
-    world = World(shards=2, **POSITIONS)
+    world = World(shards=2)
     for part in range(again + 2):
         world.put(*numbered(5, f"p{part}-"))
         world.run(2.0 + again / 7)
@@ -81,7 +78,7 @@ def test_a_worker_that_crashes_repeats_nothing(again):
 
 
 def test_deleted_lease_rows_repeat_nothing():
-    world = World(shards=2, **POSITIONS)
+    world = World(shards=2)
     world.put(*numbered(20))
     world.run(5)
     for key in list(world.leases.rows()):
@@ -92,7 +89,7 @@ def test_deleted_lease_rows_repeat_nothing():
 
 
 def test_a_busy_worker_writes_a_row_once_per_renewal():
-    world = World(shards=1, **POSITIONS)
+    world = World(shards=1)
     world.run(5)
     writes = []
     world.leases.hook(lambda called, key: writes.append(called) if key == PARENT else None, None)
@@ -120,7 +117,7 @@ def of_initial_position(position, **settings):
     sync = {"initial_position_in_stream": position}
     if position == "AT_TIMESTAMP":
         sync["initial_timestamp"] = "2020-01-01T00:00:00Z"
-    return World(shards=1, **POSITIONS, shard_sync=sync, **settings)
+    return World(shards=1, shard_sync=sync, **settings)
 
 
 @pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])

@@ -54,15 +54,14 @@ def test_its_records_are_in_the_table_within_a_minute(streams, shards, position)
     assert world.of(RecordsLost) == []
 
 
-@pytest.mark.parametrize(("protocol", "seconds"), [("two_phase", 0.1), ("positions", 1.0)])
-def test_a_stream_that_returns_at_once_is_noticed(protocol, seconds):
+def test_a_stream_that_returns_at_once_is_noticed():
     """Positions in a table have the second of the creation time, as KCL's lease keys."""
     world = StreamsWorld(*NAME)
     world.put("orders", 20, "old")
-    world.start("w", *NAME, batch={"commit_protocol": protocol})
+    world.start("w", *NAME)
     world.run_until(world.has_all, 60)
     world.delete("orders")
-    world.clock.advance(seconds)
+    world.clock.advance(1.0)
     world.create("orders", 2)
     world.put("orders", 20, "new")
     world.run_until(world.has_all, 60)
@@ -89,12 +88,6 @@ def test_a_worker_that_starts_after_the_return_begins_the_new_stream():
     assert stream.renewed
     assert marks == {stream.created_millis}
     assert world.has_all()
-
-
-def test_the_transactions_of_the_new_stream_have_keys_of_their_own():
-    lease = Lease("shardId-0", TRIM_HORIZON)
-    assert lease.transaction_key == "shardId-0", "tables of earlier versions are continued"
-    assert lease.with_(stream_mark=1_700).transaction_key == "shardId-0@1700"
 
 
 def test_a_write_of_the_former_stream_does_not_reach_the_row_of_the_new_one():

@@ -10,7 +10,7 @@ from kcl_pipeline.kinesis.prefetch.readers import ReadState
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker.commit import two_phase
+from kcl_pipeline.worker import commit
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
@@ -43,15 +43,16 @@ def status(world):
 
 
 def fail_the_sink(world, times=10**9):
-    commit, left = world.worker.lifecycle.protocol._sink.commit, [times]
+    sink, left = world.worker._parts.sink, [times]
+    before = sink.commit
 
     def failing(*batch):
         if left[0] > 0:
             left[0] -= 1
             raise SinkError("the store is away")
-        return commit(*batch)
+        return before(*batch)
 
-    world.worker.lifecycle.protocol._sink.commit = failing
+    sink.commit = failing
 
 
 def test_an_idle_shard_is_never_stalled(world):
@@ -108,7 +109,7 @@ def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement
     world = make(buffered=True)
     world.run(5)
     fail_the_sink(world)
-    monkeypatch.setattr(two_phase, "COMMIT", replace(two_phase.COMMIT, limit_seconds=0.0))
+    monkeypatch.setattr(commit, "COMMIT", replace(commit.COMMIT, limit_seconds=0.0))
     world.put(*numbered(3))
     for _ in range(12):
         world.run(AFTER / 4)
@@ -116,7 +117,7 @@ def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement
     told = world.of(ShardStalled)
     assert told
     assert {event.step for event in told} <= {
-        StallStep.RESOLVING,
+        StallStep.STARTING,
         StallStep.READING,
         StallStep.QUEUED,
         StallStep.PROCESSING,
@@ -129,7 +130,7 @@ def test_a_transform_that_hangs_is_reported_by_the_thread_that_renews(buffered):
     world = None
 
     def hangs(records):
-        for _ in range(100 if records.num_rows else 0):
+        for _ in range(100 if records.num_rows == 3 else 0):
             world.clock.advance(0.3)
             world.worker.lease_tick()
             world.worker.fetch_tick()
@@ -137,9 +138,11 @@ def test_a_transform_that_hangs_is_reported_by_the_thread_that_renews(buffered):
 
     world = make(buffered=buffered, transform=hangs)
     world.run(5)
+    world.put(b"first")
+    world.run(5)
     world.put(*numbered(3))
     world.run(3)
-    assert world.data() == numbered(3)
+    assert world.data() == [b"first", *numbered(3)]
     (told,) = world.of(ShardStalled)
     expected = StallStep.PROCESSING if buffered else StallStep.READING
     assert (told.lease_key, told.step) == (ZERO, expected), "a job reads and transforms in one"

@@ -168,11 +168,13 @@ def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
             stop.set()
 
     worker = pipeline.build_worker("w-1", clients=clients, events=note)
-    steps, advance = [], worker.lifecycle._step
-    worker.lifecycle._step = lambda consumer, *seen: (
-        steps.append(consumer),
-        advance(consumer, *seen),
-    )
+    steps, start = [], worker.lifecycle.commit.start
+
+    def started(consumers, seen):
+        steps.extend(consumers)
+        return start(consumers, seen)
+
+    worker.lifecycle.commit.start = started
     discoveries, discover = [], worker.leases.discover
 
     def counted(*args, **options):

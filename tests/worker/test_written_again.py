@@ -5,8 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.events import BatchRefused, ShardPaused, ShardResumed
+from kcl_pipeline.sinks.sink import Entry, shard_key
 from tests.support.worker_world import World, numbered
 
 
@@ -32,12 +34,13 @@ class FailsWhenWrittenAgain:
             other, self.world = self.world, None
             sink = other.make_sink()
             [key] = [
-                one.shard_key
+                shard_key(one.stream, one.lease_key)
                 for one in other.worker.lifecycle.consumers.values()
                 if one.lease_key.endswith("0")
             ]
-            now = sink.txn_versions([key])[key]
-            assert sink.move(key, now, now.position, ended=False)
+            now = sink.positions([key])
+            entry = Entry(key, now.shards[key], now.shards[key].position)
+            assert sink.commit(now.table_id, NOTHING_WRITTEN, [entry]).version
             self.failing = True
         return records.append_column("_error", pa.array(errors, pa.string()))
 

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, ShardRange, TxnVersions
+from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetricsTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
+from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.activity import Activity
@@ -77,13 +79,12 @@ class NoSource:
 
 
 class BlindParentCheck(ParentCheck):
-    """A parent check for a sink without a log, which knows only the rows of a shard."""
+    """A parent check that knows only the rows of a shard, as with a function as the sink."""
 
-    def may_start(
-        self, consumer: ShardConsumer, rows: ParentRows, seen: TxnVersions | None
-    ) -> bool:
+    def may_start(self, consumer: ShardConsumer, rows: ParentRows, seen: Positions | None) -> bool:
         """See `ParentCheck`."""
-        return super().may_start(consumer, rows, None if seen is None else TxnVersions())
+        unseen = None if seen is None else Positions(seen.table_id)
+        return super().may_start(consumer, rows, unseen)
 
 
 class Never:
@@ -108,15 +109,9 @@ class LineageProcess:
         events, clock = bench.events.append, bench.clock
         self._bench = bench
         self._worker_id = worker_id
-        self._leases = HeldLeases(
-            table, worker_id, settings.lease, clock, events, incarnation=number + 1
-        )
+        self._leases = HeldLeases(table, worker_id, settings.lease, clock, events)
         sink = SteppedSink(bench.log, bench.turns, lambda *_: None)
-        sink.ensure_table(pa.schema([("id", pa.int64())]))
-        protocol = TwoPhaseCommit(self._leases, sink, clock, events, worker_id)
-        self._commit = CommitSteps(
-            protocol, bench.writer.write, self._leases, clock, events, worker_id, Activity(clock)
-        )
+        sink.ensure(pa.schema([("id", pa.int64())]))
         streams = LeaseStreams(settings)
         streams.open((STREAM,))
         parts = WorkerDependencies(
@@ -133,10 +128,24 @@ class LineageProcess:
             events=events,
         )
         source = cast("BatchSource", NoSource())
-        self._lifecycle = Lifecycle(parts, self._leases, source, protocol, streams, lambda: None)
+        stored = SinkShards(lambda: sink) if scenario.log_seen else None
+        self._lifecycle = Lifecycle(
+            parts,
+            self._leases,
+            source,
+            lambda lineage: BatchCommit(
+                self._leases, sink, lineage, clock, events, rng=random.Random(number)
+            ),
+            stored,
+            streams,
+            lambda: None,
+        )
         if not scenario.log_seen:
             of = streams.shard_sync_of
-            self._lifecycle.parents = BlindParentCheck(parts, self._leases, of, lambda: None)
+            self._lifecycle.parents = BlindParentCheck(parts, self._leases, of, None)
+        self._commit = CommitSteps(
+            self._lifecycle.commit, bench.writer.write, clock, events, worker_id, Activity(clock)
+        )
 
     def holds(self, key: str, worker_id: str) -> bool:
         """Whether this process has the worker id and believes that it holds the lease."""
@@ -193,5 +202,7 @@ class LineageProcess:
             batch = Batch(self._worker_id, (part,), NO_RECORDS)
             done = self._commit.run(batch, {key: consumer}, self._bench.writer.write(batch))
             if done is None:
+                consumer.is_refused = True
+                self._lifecycle.restart(consumer)
                 return
         consumer.reach_end(_CHILDREN[key], shard_gone=False)

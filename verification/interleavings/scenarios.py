@@ -69,13 +69,11 @@ def _sink_faults() -> Iterator[Scenario]:
         for number in (1, 2):
             first = Worker("w1", sink_faults={("commit", number): fault})
             yield Scenario(f"commit {number} of the old owner: {fault}", (first, _SECOND), _MOVE)
-        taker = replace(_SECOND, size=1, sink_faults={("fence", 1): fault})
-        yield Scenario(f"fence of the taker: {fault}", (Worker("w1"), taker), _MOVE)
         taker = replace(_SECOND, size=1, sink_faults={("commit", 1): fault})
         yield Scenario(f"commit of the taker: {fault}", (Worker("w1"), taker), _MOVE, preemptions=1)
     yield Scenario(
-        "numbers of the taker: fail",
-        (Worker("w1"), replace(_SECOND, sink_faults={("txn_versions", 1): SinkFault.FAIL})),
+        "positions of the taker: fail",
+        (Worker("w1"), replace(_SECOND, sink_faults={("positions", 1): SinkFault.FAIL})),
         _MOVE,
         preemptions=1,
     )

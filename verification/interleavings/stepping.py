@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import ThrottledError, UnavailableError
-from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
+from kcl_pipeline.sinks.log import Head
+from kcl_pipeline.sinks.sink import StoredPosition
+from kcl_pipeline.testing.sink import FaultHook, InMemorySink, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.interleavings.explorer import Turns
 
@@ -20,7 +23,7 @@ _COUNTED: Final = frozenset(
 class StepClock:
     """A clock whose time does not pass; an actor that waits yields.
 
-    No lease ever expires locally, which is the worst case for a fence.
+    No lease ever expires locally, which is the worst case for a commit.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -83,21 +86,27 @@ class StepLock:
 class SteppedSink(InMemorySink):
     """The in-memory sink with a scheduling point before each call.
 
-    Commits and fences have another one between the read of the log and the write.
+    Commits have another one between the read of the log and the write.
     """
 
     def __init__(self, table: MemoryTable, turns: Turns, faults: FaultHook) -> None:
         super().__init__(table, clock=StepClock(Turns()), faults=faults)
         self._turns = turns
 
+        add = self._memory.add
+
+        def stepped(
+            head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]
+        ) -> None:
+            self._turns.give_way("add")
+            add(head, files, sets)
+
+        self._memory.add = stepped  # type: ignore[method-assign]
+
     def _before(self, operation: str, keys: tuple[str, ...]) -> SinkFault | None:
-        if operation != "ensure_table":
+        if operation != "ensure":
             self._turns.give_way(operation)
         return super()._before(operation, keys)
-
-    def _land(self, entry: LogEntry, fault: SinkFault | None) -> int | None:
-        self._turns.give_way("append")
-        return super()._land(entry, fault)
 
 
 def stepped_view(

@@ -1,4 +1,4 @@
-"""Interleavings of the exactly-once commit: the production `TwoPhaseCommit` on `HeldLeases`.
+"""Interleavings of the exactly-once commit: the production `BatchCommit` on `HeldLeases`.
 
 The actors are a few workers, and a leader that moves leases; they share a sink. At each I/O call
 another actor can continue, or the process can crash. Invariants after every step: committed ranges
@@ -11,12 +11,13 @@ deleted run in `verification.interleavings.lineage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from kcl_pipeline.batch import Batch, ShardRange, TransactionalSink
+from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import LeaseLostError, SinkError, ThrottledError, UnavailableError
 from kcl_pipeline.events import Event, EventSink, ignore_events
@@ -27,10 +28,11 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.sinks.sink import Sink
 from kcl_pipeline.testing.sink import FaultHook, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.monitoring.activity import Activity
 from verification.interleavings.explorer import Actor, Turns
@@ -120,7 +122,7 @@ class Bench:
         """Whether a delayed entry exists that can be committed at any time."""
         return bool(self.log._waiting)  # noqa: SLF001 (its own test kit)
 
-    def sink_for(self, faults: FaultHook) -> TransactionalSink:
+    def sink_for(self, faults: FaultHook) -> Sink:
         """Create a sink for one process."""
         return SteppedSink(self.log, self.turns, faults)
 
@@ -134,7 +136,6 @@ class Bench:
             LeaseSettings(),
             self.clock,
             self.events.append,
-            incarnation=len(self.actors) + 1,
         )
         process = Process(
             worker.id,
@@ -239,16 +240,16 @@ class Bench:
 
 
 class Process:
-    """The commits of one worker: settle, commit batch after batch, flush.
+    """The commits of one worker: start, commit batch after batch, flush.
 
-    After a `SinkError` it restarts the shard, as the worker does.
+    After a `SinkError` or a refusal it starts the shard again, as the worker does.
     """
 
     def __init__(
         self,
         worker_id: str,
         leases: HeldLeases,
-        sink: TransactionalSink,
+        sink: Sink,
         writer: RangeWriter,
         clock: StepClock,
         events: EventSink,
@@ -256,11 +257,13 @@ class Process:
         records: int,
     ) -> None:
         self._leases = leases
-        self._protocol = TwoPhaseCommit(leases, sink, clock, events, worker_id)
-        self._commit = CommitSteps(
-            self._protocol, writer.write, leases, clock, events, worker_id, Activity(clock)
+        self._commit = BatchCommit(
+            leases, sink, lambda _: (), clock, events, rng=random.Random(worker_id)
         )
-        sink.ensure_table(SCHEMA)
+        self._steps = CommitSteps(
+            self._commit, writer.write, clock, events, worker_id, Activity(clock)
+        )
+        sink.ensure(SCHEMA)
         self._writer = writer
         self._size = size
         self._records = records
@@ -272,25 +275,31 @@ class Process:
             held.lease_key: ShardConsumer(held, STREAM) for held in self._leases.discover()
         }
         for _ in range(_RESTARTS):
-            self._settle(consumers)
+            self._start(consumers, consumers)
             try:
                 while consumers and (batch := self._cut(consumers)).ranges:
                     chosen = {part.lease_key: consumers[part.lease_key] for part in batch.ranges}
-                    self._commit.run(batch, chosen, self._writer.write(batch))
-                    for key in [
-                        part.lease_key for part in batch.ranges if part.lease_key not in chosen
-                    ]:
-                        del consumers[key]
+                    self._steps.run(batch, chosen, self._writer.write(batch))
+                    keys = [one.lease_key for one in batch.ranges if one.lease_key not in chosen]
+                    for key in keys:
+                        consumers[key].is_refused = True
+                    self._start(consumers, keys)
             except SinkError:
                 continue
             break
         for consumer in consumers.values():
-            self._retrying(consumer, partial(self._protocol.checkpoint, consumer))
+            self._retrying(consumer, partial(self._commit.checkpoint, consumer))
 
-    def _settle(self, consumers: dict[str, ShardConsumer]) -> None:
-        for key, consumer in list(consumers.items()):
-            if not self._retrying(consumer, partial(self._protocol.resolve, consumer)):
+    def _start(self, consumers: dict[str, ShardConsumer], keys: Iterable[str]) -> None:
+        for key in list(keys):
+            if not self._retrying(consumers[key], partial(self._start_one, consumers[key])):
                 del consumers[key]
+
+    def _start_one(self, consumer: ShardConsumer) -> None:
+        seen = self._commit.look_up([consumer])
+        (outcome,) = self._commit.start([consumer], seen).values()
+        if isinstance(outcome, Exception):
+            raise outcome
 
     def _retrying(self, consumer: ShardConsumer, call: Callable[[], object]) -> bool:
         for _ in range(_RESTARTS):

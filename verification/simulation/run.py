@@ -186,7 +186,7 @@ def _unreported(world: World) -> list[str]:
     arns = {streams.arn_of(ref) for ref in world.configured if ref not in streams.current}
     found = [f"nothing says that {arn} is missing" for arn in sorted(arns - world.unavailable)]
     former = [
-        row.transaction_key
+        row.unique_key
         for row in world.checks.rows()
         if streams.is_replaced(world.checks.generation_of(row))
     ]

@@ -31,7 +31,6 @@ REACHED_BY: Final = {
     OLD_SITE: ("split", "merge"),
     "leases.TransactWriteItems": ("split", "merge"),
     "kinesis.ListShards": ("split", "merge", "retention_trim"),
-    "sink.fence": ("crash", "pause", "crash", "pause"),
     "sink.write_dead_letters": ("poison", "poison", "poison"),
 }
 """Incidents that cause a rare call, for the seeds that are steered to it."""
@@ -49,7 +48,6 @@ _REPORTS_CPU: Final = 0.3
 _HANDS_BACK: Final = 0.3
 _SAVES_SCANS: Final = 0.7
 _LEADERLESS: Final = 0.25
-_POSITIONS: Final = 0.5
 
 LEADERLESS_SECONDS: Final = 4.0
 """Workers fall back when nobody has led for this time."""
@@ -69,7 +67,6 @@ class Scenario:
             raise.
         saves_scans: Leaders check for changes, and scan the tables only now and then.
         leaderless: The workers take leases from each other; a leader only creates and deletes them.
-        positions: The table stores positions (`commit_protocol`).
     """
 
     streams: tuple[str, ...] = ("events",)
@@ -85,7 +82,6 @@ class Scenario:
     hands_back: bool = False
     saves_scans: bool = False
     leaderless: bool = False
-    positions: bool = False
 
     @property
     def sink_address(self) -> str | None:
@@ -95,7 +91,7 @@ class Scenario:
     @property
     def stores_positions(self) -> bool:
         """Whether the sink stores positions, and leaders ask it for them."""
-        return self.positions and self.exactly_once and menu_of(self.menu).deletes_rows
+        return self.exactly_once
 
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
@@ -140,9 +136,6 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     if menu_of(menu).leaderless:
         is_leaderless = random.Random(f"{seed}/leaderless").random() < _LEADERLESS
         chosen = replace(chosen, leaderless=is_leaderless)
-    if menu_of(menu).positions:
-        is_stored = random.Random(f"{seed}/positions").random() < _POSITIONS
-        chosen = replace(chosen, positions=is_stored)
     return replace(chosen, streams=("events", other) if several else chosen.streams)
 
 
@@ -160,15 +153,11 @@ _FREQUENT: Final = frozenset(
 
 
 @lru_cache(maxsize=100)
-def settings(
-    scenario: Scenario, strategy: str, *, quirky: bool = False, follows: bool = False
-) -> ConsumerSettings:
+def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> ConsumerSettings:
     """Settings with short times, so that a storm of half a minute has many failovers.
 
-    A quirky peer does no handoff and releases nothing at shutdown. A worker that follows the record
-    names no commit protocol.
+    A quirky peer does no handoff and releases nothing at shutdown.
     """
-    protocol = "positions" if scenario.positions else "two_phase"
     shard_sync: dict[str, object] = {
         "completed_lease_cleanup_interval_millis": 1_000,
         "garbage_lease_cleanup_interval_millis": 3_000,
@@ -221,7 +210,6 @@ def settings(
                 "min_batch_interval_millis": 200,
                 "failed_records": "dead_letter",
                 "max_batch_records": 25,
-                "commit_protocol": None if follows else protocol,
             },
         }
     )

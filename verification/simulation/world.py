@@ -39,14 +39,13 @@ from verification.simulation.checks.leader import LockWatch, WatchedLeader
 from verification.simulation.checks.leases import Role
 from verification.simulation.checks.sink import Checks
 from verification.simulation.checks.stillness import StillnessWatch
-from verification.simulation.environment.calls import TXN_VERSIONS_SITE, Calls, Weather
+from verification.simulation.environment.calls import SITE_OF_CALL, Calls, Weather
 from verification.simulation.environment.hooks import after_hook, before_hook
 from verification.simulation.environment.kinesis import SimulatedKinesis
 from verification.simulation.environment.machines import (
     Machine,
     SimulatedCpu,
     SimulatedHost,
-    follows_record,
     is_drawn,
     is_expected,
 )
@@ -66,7 +65,6 @@ QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade, Measurement)
 TRANSFORM_SECONDS = 0.01
 SLOW_TRANSFORM_SECONDS = 3.0
 JOBS = 0.3
-FOLLOWERS = 0.5
 _LAST_CHECKPOINT = "last checkpoint of "
 
 
@@ -79,7 +77,6 @@ class World:
         configured: The streams in the settings of processes that start from now on.
         unavailable: ARNs of streams that were reported as unavailable.
         returning: Deleted streams that are created again, and with how many shards.
-        upgraded: Workers that start from now on have the setting `positions`.
     """
 
     seed: int
@@ -93,7 +90,6 @@ class World:
     unreadable: set[str] = field(default_factory=set)
     unavailable: set[str] = field(default_factory=set)
     returning: dict[str, int] = field(default_factory=dict)
-    upgraded: bool = False
     index_lag_seconds: float = 0.0
     scan_lag_seconds: float = 0.0
 
@@ -166,7 +162,6 @@ class World:
         in_jobs = (
             is_worker and self.scenario.exactly_once and is_drawn(self.seed, name, "jobs", JOBS)
         )
-        may_follow = menu_of(self.scenario.menu).follows
         machine = Machine(
             name,
             host,
@@ -179,8 +174,6 @@ class World:
             in_jobs,
             streams,
             self.configured,
-            positions=self.scenario.positions or self.upgraded,
-            follows=may_follow and is_drawn(self.seed, name, "follows", FOLLOWERS),
         )
         self.machines[name] = machine
         host.spawn("main", partial(self._work if is_worker else self._lead, machine))
@@ -217,12 +210,10 @@ class World:
                 return
             except OtherApplicationError as error:
                 self.note(f"{host.name} is refused: {error}")
-                is_late = self.upgraded and (machine.follows or not machine.positions)
-                if machine.streams is None and not is_late:
+                if machine.streams is None:
                     self.failures.append(f"{host.name} is refused: {error}")
-                if machine.streams is not None or not is_late or not machine.follows:
-                    machine.stop.set()
-                    return
+                machine.stop.set()
+                return
             except Exception as error:  # noqa: BLE001 (the checks decide whether it may fail so)
                 self.checks.excuse_worker(machine.worker_id)
                 self.note(f"{host.name} failed: {type(error).__name__}: {error}")
@@ -251,7 +242,7 @@ class World:
         calls = Calls(machine.host, self.weather)
         leases, workers, coordinator = self.tables(machine, calls, "worker")
         faults = lambda op, _keys: calls.sink_fault(  # noqa: E731 (too small for a name)
-            TXN_VERSIONS_SITE if op == "txn_versions" else f"sink.{op}"
+            SITE_OF_CALL.get(op, f"sink.{op}")
         )
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
         chosen = self.settings_of(machine)
@@ -318,9 +309,8 @@ class World:
     def settings_of(self, machine: Machine) -> ConsumerSettings:
         """The settings of the process on a machine."""
         streams = machine.streams or machine.configured
-        scenario = replace(self.scenario, streams=streams, positions=machine.positions)
-        follows = machine.follows and follows_record(machine, self.coordinator)
-        return settings(scenario, machine.strategy, quirky=machine.quirky, follows=follows)
+        scenario = replace(self.scenario, streams=streams)
+        return settings(scenario, machine.strategy, quirky=machine.quirky)
 
     def tables(
         self, machine: Machine, calls: Calls, role: Role

@@ -15,8 +15,8 @@ from kcl_pipeline.control.seek.plan import PositionChange
 from kcl_pipeline.control.seek.target import seek_target
 
 if TYPE_CHECKING:
-    from kcl_pipeline.control.seek.log import BatchLog
     from kcl_pipeline.control.seek.run import SeekPlan, Sought
+    from kcl_pipeline.sinks.sink import Sink
 
 WAIT_SECONDS = 120.0
 COLUMNS = ("lease", "from", "to", "what happens")
@@ -70,7 +70,7 @@ def seek(
         wanted,
         stream=only_stream,
         shards=shard or (),
-        sink=log_of(app),
+        sink=sink_of(app),
     )
     title = f"Positions at {wanted}"
     if yes:
@@ -94,13 +94,13 @@ def report_sought(title: str, done: Sought, *, as_json: bool) -> None:
     report(texts.sought_as_dict(done), texts.sought(done), as_json=as_json, ok=not done.refused)
 
 
-def log_of(app: Target) -> BatchLog | None:
-    """The log of the sink of a pipeline. None: the options name no pipeline."""
-    from kcl_pipeline.control.seek.log import log_of_sink  # noqa: PLC0415 (as above)
+def sink_of(app: Target) -> Sink | None:
+    """The sink of a pipeline, if it stores positions. None: it does not, or is not named."""
+    from kcl_pipeline.control.sinks import position_sink  # noqa: PLC0415 (as above)
 
     if app.pipeline is None:
         return None
-    return log_of_sink(getattr(app.pipeline, "sink", None), app.settings.application_name)
+    return position_sink(getattr(app.pipeline, "sink", None), app.settings.application_name)
 
 
 def _print_changes(title: str, changes: tuple[PositionChange, ...]) -> None:

@@ -26,7 +26,6 @@ from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
 from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
 from kcl_pipeline.leases.identity_check import as_json as record_as_json
-from kcl_pipeline.leases.identity_check import position_names_of, protocol_of, wanted_positions
 from kcl_pipeline.metrics.exporters import text_of
 from kcl_pipeline.text import counted
 
@@ -86,14 +85,10 @@ def application(
 
 
 def _configured(app: Target) -> ApplicationIdentity:
-    from kcl_pipeline.delta.sink import DeltaSink  # noqa: PLC0415 (AWS and Delta only here)
-    from kcl_pipeline.pipeline import KinesisPipeline, sink_address  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.pipeline import KinesisPipeline, sink_address  # noqa: PLC0415 (AWS only here)
 
     is_multi_stream, found = app.settings.is_multi_stream, app.pipeline
-    sink = positions = None
-    if isinstance(found, KinesisPipeline):
-        sink, stores = sink_address(found.sink), isinstance(found.sink, DeltaSink)
-        positions = wanted_positions(found.settings, stores_positions=stores)
+    sink = sink_address(found.sink) if isinstance(found, KinesisPipeline) else None
     streams = [
         app.kinesis.resolve_stream(name, multi_stream=is_multi_stream)
         for name in app.settings.streams
@@ -103,7 +98,6 @@ def _configured(app: Target) -> ApplicationIdentity:
         is_multi_stream=is_multi_stream,
         sink=sink,
         shard_sync_of=app.settings.shard_sync_of,
-        positions=positions,
         whole_aggregates=app.settings.retrieval.skip_kpl_deaggregation if found else None,
     )
 
@@ -157,10 +151,6 @@ def _print(name: str, identity: ApplicationIdentity | None) -> None:
     for stream in identity.streams:
         typer.echo(f"stream {stream}")
     typer.echo(f"sink {identity.sink or 'not recorded yet'}")
-    typer.echo(f"commit protocol {protocol_of(identity) or 'not recorded yet'}")
-    names = position_names_of(identity)
-    if names is not None:
-        typer.echo(f"position names {names}")
     if identity.changing:
         typer.echo("a change of the streams has started and is not finished")
 

@@ -128,10 +128,8 @@ def _of_dead_letters(batch_records: int) -> dict[str, dict[str, Any]]:
             "fetch_on": "driver",
             "skip_kpl_deaggregation": True,
         },
-        # A record that fails again becomes a dead letter again, also if all of them fail. Their
-        # stream may be gone, so it has no creation time, which names positions in a table.
+        # A record that fails again becomes a dead letter again, also if all of them fail.
         "batch": {
-            "commit_protocol": "two_phase",
             "max_batch_records": batch_records,
             "failed_records": "dead_letter",
             "max_dead_letter_share": 1.0,

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from kcl_pipeline.aws import delete_tables, open_kinesis, open_tables
+from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.replay.dead_letters import STREAM
 from kcl_pipeline.control.replay.letters import PlannedLetters, StoredLetters
 from kcl_pipeline.control.replay.pipeline import ReplayPipeline, replay_pipeline
-from kcl_pipeline.control.seek.log import log_of_sink
+from kcl_pipeline.control.sinks import position_sink
 from kcl_pipeline.errors import ApplicationInUseError, NotFoundError, SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.text import printable
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 SETTLE_SECONDS: Final = 5.0
 """Time from the end of the range to the start, until which its last records can be read."""
 END_MARK: Final = "replay"
-"""In place of a lease key: its fence in the Delta log says that the replay has ended."""
+"""In place of a shard: its end in the table says that the replay has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +278,7 @@ class Replaying:
         found = tables.coordinator.read_replay()
         if found is not None and not found.complete:
             tables.coordinator.put_replay(replace(found, complete=True), replacing=found)
-        log = log_of_sink(derived.sink, plan.name)
-        versions = log.txn_versions([END_MARK])[END_MARK]
-        if versions.fence is None:
-            log.fence(END_MARK, versions)
+        self._note_end(plan, derived.sink)
         settings = derived.settings
         # The coordinator state, which says what the tables are, is the last one
         names = (
@@ -321,7 +320,18 @@ class Replaying:
         A process that planned the replay before another one ended it finds no tables, and has
         created them again.
         """
-        return log_of_sink(sink, plan.name).txn_versions([END_MARK])[END_MARK].fence is not None
+        table = position_sink(sink, plan.name)
+        return table is not None and table.positions([END_MARK]).shards[END_MARK].ended
+
+    def _note_end(self, plan: ReplayPlan, sink: Any) -> None:
+        table = position_sink(sink, plan.name)
+        if table is None:
+            return
+        found = table.positions([END_MARK])
+        stored = found.shards[END_MARK]
+        if found.table_id is not None and not stored.ended:
+            entry = Entry(END_MARK, stored, None, ended=True)
+            table.commit(found.table_id, NOTHING_WRITTEN, [entry])
 
     def _recorded(self, name: str) -> ReplayRecord | None:
         # only the names of the tables matter here

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from kcl_pipeline.aws import Removals
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.delta.commits.announced import AnnouncementRemoval
+from kcl_pipeline.delta.announced import AnnouncementRemoval
 from kcl_pipeline.delta.maintenance import table_exists
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import KclError, NotFoundError, SinkError
@@ -22,11 +22,6 @@ from kcl_pipeline.text import counted, printable
 _T = TypeVar("_T")
 Kind = Literal["table", "rows", "announcements", "consumer"]
 _DELTA: Final = "delta:"
-_TRANSACTIONS: Final = (
-    "the application transactions {name}/... in its log: they keep no record from being read. A "
-    "new application of this name begins at its initial position, so with TRIM_HORIZON each record "
-    "that the stream still retains lands once more"
-)
 _POSITIONS: Final = (
     "the positions of the shards of {name} in its log: a new application of this name continues "
     "after them. To read records again, use another name, or `kcl-pipeline seek` after its start"
@@ -110,7 +105,6 @@ class PartFinder:
         self._problems: list[Problem] = []
         self._stays: list[str] = []
         self._created: list[float] = []
-        self._has_positions = False
 
     def find(self) -> Parts:
         """Look at everything. A part that cannot be looked at is a problem, not an error."""
@@ -142,7 +136,6 @@ class PartFinder:
         record = self._attempt(f"record of the streams in the table {table.name}", read)
         if record is None:
             return (), None
-        self._has_positions = bool(record.identity.positions)
         return record.identity.streams, record.identity.sink
 
     def _table(self, table: TableDeletion) -> Part | None:
@@ -179,7 +172,7 @@ class PartFinder:
         if _may_exist(removal.uri, options):
             self._stays += [
                 f"the Delta table {removal.uri} with all its rows",
-                (_POSITIONS if self._has_positions else _TRANSACTIONS).format(name=self._app.name),
+                _POSITIONS.format(name=self._app.name),
             ]
         if letters is None:
             self._stays.append(f"the dead-letter table, if any ({uri}_dead_letters unless set)")

@@ -12,6 +12,7 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +22,10 @@ class PositionChange:
     Attributes:
         seek: The write.
         note: What is repeated or skipped, as far as it is known.
-        key: The key of the shard in a table that stores positions. None: it stores none.
-        leaves_table: Whether the table stores no position of the shard afterwards.
     """
 
     seek: LeaseSeek
     note: str
-    key: str | None = None
-    leaves_table: bool = False
 
     @property
     def lease_key(self) -> str:
@@ -94,20 +91,57 @@ def _change(
         lease = new_lease(stream, shard, position)
         seek = LeaseSeek(lease, position, millis, exists=False)
         return PositionChange(seek, "its row was deleted; it is created again")
-    same = row.checkpoint == position and row.initial_millis == millis
-    if same and not row.pending_checkpoint and not also_same:
+    if row.checkpoint == position and row.initial_millis == millis and not also_same:
         return None
     return PositionChange(LeaseSeek(row, position, millis), note_of(row, target))
 
 
-def change_of_shard(
-    lease: Lease, shard: Shard | None, target: SeekTarget, *, also_same: bool = False
-) -> PositionChange | None:
-    """Return the change of one lease, for a position of its own shard.
+def changes_of_shards(
+    stream: StreamId,
+    leases: Sequence[Lease],
+    listed: Sequence[Shard],
+    named: Iterable[Lease],
+    target: SeekTarget,
+    stored: Mapping[str, StoredPosition],
+) -> tuple[PositionChange, ...]:
+    """Return the changes of named leases, and of the shards that follow those that are read again.
+
+    A descendant of a shard that is read again begins at TRIM_HORIZON, also if it has no row: else
+    its rows would be in the table before those of the ancestor.
+
+    Args:
+        stream: The stream.
+        leases: All its leases.
+        listed: All its shards, also closed ones.
+        named: The leases to change.
+        target: The wanted position.
+        stored: What the table has, by shard id. Empty: the sink stores no positions.
 
     Raises:
         SettingsError: The sequence number does not belong to the shard, or the shard is gone.
     """
+    shards = {one.shard_id: one for one in listed}
+    changes: dict[str, PositionChange] = {}
+    again: set[str] = set()
+    for lease in named:
+        _check_target(lease, shards.get(lease.shard_id), target)
+        if _reads_again(lease, target, stored.get(lease.shard_id, NOTHING_STORED)):
+            again.add(lease.shard_id)
+        seek = LeaseSeek(lease, target.position, target.millis)
+        changes[lease.shard_id] = PositionChange(seek, note_of(lease, target))
+    rows = {lease.shard_id: lease for lease in leases}
+    later = _descendants(again, listed) - changes.keys()
+    for shard in creation_order([shards[one] for one in later]):
+        row = rows.get(shard.shard_id)
+        seek = LeaseSeek(
+            row or new_lease(stream, shard, TRIM_HORIZON), TRIM_HORIZON, exists=row is not None
+        )
+        note = "follows a shard that is read again; all its records in retention are repeated"
+        changes[shard.shard_id] = PositionChange(seek, note)
+    return tuple(changes.values())
+
+
+def _check_target(lease: Lease, shard: Shard | None, target: SeekTarget) -> None:
     if shard is None:
         raise SettingsError(
             f"the stream does not list the shard {lease.shard_id} any more; nothing can be read"
@@ -120,10 +154,15 @@ def change_of_shard(
                 f"begins at {shard.starting_sequence_number}"
                 + (f" and ends at {end}" if end is not None else "")
             )
-    same = lease.checkpoint == target.position and lease.initial_millis == target.millis
-    if same and not lease.pending_checkpoint and not also_same:
-        return None
-    return PositionChange(LeaseSeek(lease, target.position, target.millis), note_of(lease, target))
+
+
+def _reads_again(lease: Lease, target: SeekTarget, stored: StoredPosition) -> bool:
+    """Return whether records may be read again that were read before."""
+    if target.kind == "LATEST":
+        return False
+    if target.kind != "AFTER" or lease.ended or stored.ended:
+        return True
+    return target.position < max(lease.checkpoint, stored.position or lease.checkpoint)
 
 
 def note_of(lease: Lease, target: SeekTarget) -> str:

@@ -1,35 +1,43 @@
-"""Set positions: compute the changes, pause, settle prepared batches, and write.
+"""Set positions: compute the changes, pause, and write rows and table.
 
-A seek writes only while the application is paused and nobody owns the leases. Every write is
-conditional on the row as it was read and on the pause. A prepared batch is settled first, as the
-next owner of its lease would do it: if it landed, its records are in the table; if not, a fence
-makes its commit impossible. So after a seek back each record of the range lands exactly once more.
+A seek writes only while the application is paused and nobody owns the leases. It writes the rows,
+then the table, then the rows again. Every write of a row is conditional on the row as it was read
+and on the pause. The table gets one commit with all shards, which is refused if a paused worker has
+committed since the table was read; then everything is read again. Each entry increments the number
+of its shard, so nothing that was read before the seek can be committed after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kcl_pipeline.batch import ShortNames
+from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
-from kcl_pipeline.control.seek.log import BatchLog, position_store
-from kcl_pipeline.control.seek.plan import PositionChange, change_of_shard, changes_of_stream
-from kcl_pipeline.control.seek.stored import StoredPositions
+from kcl_pipeline.control.seek.plan import PositionChange, changes_of_shards, changes_of_stream
 from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
 from kcl_pipeline.leases.application.control import Control
 from kcl_pipeline.leases.application.identity import ApplicationRecord, marked_streams
-from kcl_pipeline.leases.held import pending_number
 from kcl_pipeline.leases.lease.seek import MAX_SEEKS
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.stored_shards import position_key
 from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.sinks.sink import (
+    NOTHING_STORED,
+    Entry,
+    Positions,
+    Sink,
+    StoredPosition,
+    shard_key,
+)
 from kcl_pipeline.text import counted, printable
 
+MAX_ATTEMPTS: Final = 10
+"""Attempts of a seek. Each one reads rows and table again, which a paused worker has changed."""
+_DELTA: Final = "delta:"
 _FILTERS: Final[Mapping[str, ShardFilterType]] = {
     "TRIM_HORIZON": "AT_TRIM_HORIZON",
     "LATEST": "AT_LATEST",
@@ -42,14 +50,17 @@ class SeekPlan:
     """What a seek would change.
 
     Attributes:
-        changes: The changes, stream by stream.
+        changes: The changes, stream by stream. They include the descendants of shards that are read
+            again.
         held: Owners of the leases that would change, by lease key.
-        pending: Keys of those with a prepared batch.
+        stored: What the table has. None: the sink stores no positions.
+        keys: The keys of the changed shards in the table, by lease key. Empty: the same.
     """
 
     changes: tuple[PositionChange, ...]
     held: Mapping[str, str]
-    pending: tuple[str, ...]
+    stored: Positions | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +69,12 @@ class Sought:
 
     Attributes:
         written: The changes that were written.
-        refused: Keys of leases that changed meanwhile. They keep their positions.
-        landed: Keys of leases whose prepared batch had landed.
-        fenced: Keys of leases whose prepared batch was made impossible.
+        refused: Keys of leases that changed meanwhile. Nothing was written to the table.
         is_paused: Whether the application is still paused.
     """
 
     written: tuple[PositionChange, ...]
     refused: tuple[str, ...]
-    landed: tuple[str, ...]
-    fenced: tuple[str, ...]
     is_paused: bool
 
 
@@ -80,7 +87,7 @@ class Seeking:
         target: The wanted position.
         stream: Name or ARN of the stream. None: all streams.
         shards: Lease keys or shard ids. Empty: all shards.
-        sink: The sink of the application. None: leases with a prepared batch are refused.
+        sink: The sink of the application, if it stores positions. None: it stores none.
     """
 
     def __init__(
@@ -91,11 +98,10 @@ class Seeking:
         *,
         stream: str | None = None,
         shards: Sequence[str] = (),
-        sink: BatchLog | None = None,
+        sink: Sink | None = None,
     ) -> None:
         if target.kind == "AFTER" and len(shards) != 1:
             raise SettingsError("a sequence number belongs to one shard; write --shard once")
-        self._stored: StoredPositions | None = None
         self._app = app
         self._kinesis = kinesis
         self._target = target
@@ -114,31 +120,45 @@ class Seeking:
         record, listing = self._app.coordinator.read_application(), self._app.leases.list_leases()
         if listing.bad_rows:
             raise SettingsError(f"{listing.bad_rows[0].reason}; repair or delete the row first")
-        marked = [one.lease_key for one in listing.leases if one.table_mark is not None]
-        if marked and self._sink is None:
+        is_stored = record is not None and (record.identity.sink or "").startswith(_DELTA)
+        marked = any(one.table_mark is not None for one in listing.leases)
+        if (is_stored or marked) and self._sink is None:
             raise SettingsError(
-                f"the table of the sink stores the position of {printable(marked[0])}, and a "
-                "worker continues after the later one; write --pipeline instead of --application"
+                f"the table of the sink stores the positions of {self._app.name!r}, and a worker "
+                "continues after them; write --pipeline instead of --application"
             )
-        self._stored = self._stored or self._positions_of(record, is_marked=bool(marked))
         changes: list[PositionChange] = []
         known: set[str] = set()
-        for stream in self._streams(record):
+        keys: dict[str, str] = {}
+        streams = self._streams(record)
+        listings = {stream: self._kinesis.list_shards(stream) for stream in streams}
+        stored = None if self._sink is None else self._stored(self._sink, listings)
+        for stream in streams:
             leases = [one for one in listing.leases if _is_of(one, stream)]
             known |= {one.lease_key for one in leases} | {one.shard_id for one in leases}
-            changes += [
-                replace(one, key=position_key(stream, one.seek.lease))
-                for one in self._of_stream(stream, leases)
-            ]
+            ids = {s.shard_id: shard_key(stream, s.shard_id) for s in listings[stream]}
+            keys |= {stream.lease_key(shard_id): key for shard_id, key in ids.items()}
+            known_to_table = {} if stored is None else {s: stored.shards[k] for s, k in ids.items()}
+            changes += self._of_stream(stream, leases, listings[stream], known_to_table)
         unknown = sorted(self._shards - known)
         if unknown:
             raise SettingsError(f"there is no lease of the shard {printable(unknown[0])}")
         rows = [one.seek.lease for one in changes if one.seek.exists]
-        return SeekPlan(
-            tuple(changes),
-            {one.lease_key: one.actual_owner or "" for one in rows if is_held(one)},
-            tuple(one.lease_key for one in rows if one.pending_checkpoint is not None),
-        )
+        held = {one.lease_key: one.actual_owner or "" for one in rows if is_held(one)}
+        return SeekPlan(tuple(changes), held, stored, keys)
+
+    def _stored(self, sink: Sink, listings: dict[StreamId, tuple[Shard, ...]]) -> Positions:
+        """Read the table, then list the shards again until the list is newer than the table.
+
+        A child whose first commit is in the table is then listed, so that the seek changes it.
+        """
+        while True:
+            keys = [shard_key(one, s.shard_id) for one, listed in listings.items() for s in listed]
+            found = sink.positions(keys)
+            newer = {stream: self._kinesis.list_shards(stream) for stream in listings}
+            if newer == listings:
+                return found
+            listings.update(newer)
 
     def write(
         self, token: str, *, pause: bool, wait_seconds: float, stay_paused: bool = False
@@ -167,25 +187,10 @@ class Seeking:
             control = self._app.coordinator.read_control()
             if control.pause != paused.pause:
                 raise ApplicationInUseError("another process ended the pause of this seek")
-            plan = self._fresh(self.plan())
-            return self._write(plan, token, control, is_paused=was_paused or stay_paused)
+            return self._write(token, control, is_paused=was_paused or stay_paused)
         finally:
             if not (was_paused or stay_paused):
                 pausing.resume()
-
-    def _fresh(self, plan: SeekPlan) -> SeekPlan:
-        """Return the plan with rows that are read with strong consistency."""
-        changes = tuple(self._read_again(one) for one in plan.changes)
-        pending = (
-            one.lease_key
-            for one in changes
-            if one.seek.exists and one.seek.lease.pending_checkpoint is not None
-        )
-        return replace(plan, changes=changes, pending=tuple(pending))
-
-    def _read_again(self, change: PositionChange) -> PositionChange:
-        row = self._app.leases.get(change.lease_key) if change.seek.exists else None
-        return change if row is None else replace(change, seek=replace(change.seek, lease=row))
 
     def _require_free(self, held: Mapping[str, str]) -> None:
         if held:
@@ -197,30 +202,38 @@ class Seeking:
                 "stopped"
             )
 
-    def _write(self, plan: SeekPlan, token: str, control: Control, *, is_paused: bool) -> Sought:
-        if plan.pending and self._sink is None:
-            raise ApplicationInUseError(
-                f"the lease {plan.pending[0]} has a prepared batch, and only its table says "
-                "whether it landed; write --pipeline instead of --application"
-            )
-        landed: list[str] = []
-        fenced: list[str] = []
-        for change in plan.changes:
-            if change.seek.exists and change.seek.lease.pending_checkpoint is not None:
-                (landed if self._has_landed(change.seek.lease) else fenced).append(change.lease_key)
-        changes = plan.changes if self._stored is None else self._stored.begun(plan.changes)
-        refused = self._write_rows(changes, token, control)
-        written = tuple(one for one in changes if one.lease_key not in refused)
-        if self._stored is not None:
-            rows = {one.lease_key: self._app.leases.get(one.lease_key) for one in written}
-            last = [
-                self._stored.moved(one, row)
-                for one in written
-                if (row := rows[one.lease_key]) is not None
-            ]
-            refused += self._write_rows(last, f"{token}/2", control)
-            written = tuple(one for one in written if one.lease_key not in refused)
-        return Sought(written, tuple(refused), tuple(landed), tuple(fenced), is_paused)
+    def _write(self, token: str, control: Control, *, is_paused: bool) -> Sought:
+        """Write rows, table and rows, until the table has the commit."""
+        for attempt in range(MAX_ATTEMPTS):
+            plan = self._fresh(self.plan())
+            refused = self._write_rows(plan.changes, f"{token}/{attempt}", control)
+            if refused or not plan.changes:
+                written = tuple(one for one in plan.changes if one.lease_key not in refused)
+                return Sought(written, tuple(refused), is_paused)
+            if plan.stored is None or plan.stored.table_id is None or self._sink is None:
+                return Sought(plan.changes, (), is_paused)
+            entries = [_entry(one, plan) for one in plan.changes]
+            done = self._sink.commit(plan.stored.table_id, NOTHING_WRITTEN, entries)
+            if done.version is None:
+                continue
+            again = tuple(self._read_again(one) for one in plan.changes)
+            refused = self._write_rows(again, f"{token}/{attempt}/2", control)
+            written = tuple(one for one in plan.changes if one.lease_key not in refused)
+            return Sought(written, tuple(refused), is_paused)
+        raise ApplicationInUseError(
+            f"workers changed the table during {MAX_ATTEMPTS} attempts of the seek, although the "
+            "application is paused; stop them, and run the command again"
+        )
+
+    def _fresh(self, plan: SeekPlan) -> SeekPlan:
+        """Return the plan with rows that are read with strong consistency."""
+        return replace(plan, changes=tuple(self._read_again(one) for one in plan.changes))
+
+    def _read_again(self, change: PositionChange) -> PositionChange:
+        row = self._app.leases.get(change.lease_key)
+        if row is None:
+            return change
+        return replace(change, seek=replace(change.seek, lease=row, exists=True))
 
     def _write_rows(
         self, changes: Sequence[PositionChange], token: str, control: Control
@@ -238,54 +251,19 @@ class Seeking:
             refused += found
         return refused
 
-    def _has_landed(self, lease: Lease) -> bool:
-        """Settle the prepared batch of a lease that nobody owns (as `CommitProtocol.resolve`)."""
-        sink, key = self._sink, lease.transaction_key
-        if sink is None:
-            raise ApplicationInUseError(f"the lease {lease.lease_key} has a prepared batch")
-        number = pending_number(lease)
-        versions = sink.txn_versions([key])[key]
-        while number is None or versions.data != number:
-            if sink.fence(key, versions) is not None:
-                return False
-            versions = sink.txn_versions([key])[key]
-        return True
-
-    def _positions_of(
-        self, record: ApplicationRecord | None, *, is_marked: bool
-    ) -> StoredPositions | None:
-        """Return the positions in the table; None if the workers store none."""
-        store = position_store(self._sink)
-        is_recorded = record is not None and bool(record.identity.positions)
-        is_set = self._app.settings.batch.commit_protocol == "positions"
-        if self._sink is None or store is None or not (is_recorded or is_set or is_marked):
-            return None
-        if record is not None and isinstance(self._sink, ShortNames):
-            self._sink.name_positions(short=record.identity.short_names)
-        return StoredPositions(self._sink, store)
-
-    def _of_stream(self, stream: StreamId, leases: Sequence[Lease]) -> list[PositionChange]:
-        listed = self._kinesis.list_shards(stream)
+    def _of_stream(
+        self,
+        stream: StreamId,
+        leases: Sequence[Lease],
+        listed: Sequence[Shard],
+        stored: Mapping[str, StoredPosition],
+    ) -> Sequence[PositionChange]:
         if self._shards:
-            return self._of_shards(leases, {one.shard_id: one for one in listed})
-        begin = self._kinesis.list_shards(
-            stream,
-            _FILTERS[self._target.kind],
-            self._target.time,
-        )
-        same = self._stored is not None
-        return list(changes_of_stream(stream, leases, listed, begin, self._target, also_same=same))
-
-    def _of_shards(
-        self, leases: Sequence[Lease], listed: Mapping[str, Shard]
-    ) -> list[PositionChange]:
-        named = [one for one in leases if {one.lease_key, one.shard_id} & self._shards]
-        same = self._stored is not None
-        found = (
-            change_of_shard(one, listed.get(one.shard_id), self._target, also_same=same)
-            for one in named
-        )
-        return [one for one in found if one is not None]
+            named = [one for one in leases if {one.lease_key, one.shard_id} & self._shards]
+            return changes_of_shards(stream, leases, listed, named, self._target, stored)
+        begin = self._kinesis.list_shards(stream, _FILTERS[self._target.kind], self._target.time)
+        same = self._sink is not None
+        return changes_of_stream(stream, leases, listed, begin, self._target, also_same=same)
 
     def _streams(self, record: ApplicationRecord | None) -> tuple[StreamId, ...]:
         if record is None:
@@ -303,6 +281,13 @@ class Seeking:
             )
         streams = tuple(resolve(one.arn, multi_stream=multi_stream) for one in wanted)
         return marked_streams(replace(identity, streams=tuple(wanted)), streams)
+
+
+def _entry(change: PositionChange, plan: SeekPlan) -> Entry:
+    """Return the entry of a shard: it continues after the position, or the row decides."""
+    key, wanted = plan.keys[change.lease_key], change.seek.position
+    known = NOTHING_STORED if plan.stored is None else plan.stored.shards[key]
+    return Entry(key, known, None if wanted.is_sentinel else wanted)
 
 
 def _is_of(lease: Lease, stream: StreamId) -> bool:

@@ -138,25 +138,6 @@ class DeltaLog:
         """Number of application transactions in a recently read commit; 0 for other commits."""
         return len(self._recent.get(version, ()))
 
-    def landed_together(
-        self, transactions: Mapping[str, int], after: Mapping[str, int | None]
-    ) -> int | None:
-        """The newest recently read version whose commit set all these transactions.
-
-        It must be newer than the commits that set the versions in `after`. This proves that a
-        commit based on `after` succeeded, even if later commits changed the transactions again.
-        """
-        for version, entry in reversed(self._recent.items()):
-            if transactions.items() <= entry.items():
-                return version
-            if any(
-                entry.get(application_id) == number
-                for application_id, number in after.items()
-                if number is not None
-            ):
-                return None
-        return None
-
     def transaction(self, application_id: str) -> int | None:
         """Version of an application transaction at `version`, or as far as `peek` has read."""
         if application_id not in self._numbers:
@@ -168,13 +149,6 @@ class DeltaLog:
                 self._numbers[application_id] = self._table.transaction_version(application_id)
         return self._numbers[application_id]
 
-    def transactions(self) -> dict[str, int] | None:
-        """All application transactions at `version`; None if they cannot be listed."""
-        self._read_numbers()
-        if not self._numbers_read:
-            return None
-        return {name: number for name, number in self._numbers.items() if number is not None}
-
     def _read_numbers(self) -> None:
         if self._numbers_read is None:
             found = read_transactions(self.storage, self.version)
@@ -182,11 +156,6 @@ class DeltaLog:
                 {**(found or {}), **self._numbers},
                 found is not None,
             )
-
-    def landed_at(self, application_id: str) -> int:
-        """Table version whose commit set the transaction last; `version` if it was not read."""
-        recent = reversed(self._recent.items())
-        return next((version for version, one in recent if application_id in one), self.version)
 
     # Kept until `_metadata_changed`.
 

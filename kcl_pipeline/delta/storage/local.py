@@ -18,8 +18,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.delta.storage.objects import StoredObject, UnsafeObjectError
 from kcl_pipeline.delta.storage.page_cache import WrittenFiles
+from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})

@@ -27,8 +27,8 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from kcl_pipeline.delta.errors import cause_of, first_line
-from kcl_pipeline.delta.storage.objects import StoredObject, UnsafeObjectError
 from kcl_pipeline.delta.storage.options import delta_options, has_own_keys, is_s3
+from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
 
 _CLIENT: Final = frozenset(
     {

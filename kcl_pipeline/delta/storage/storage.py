@@ -17,8 +17,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from kcl_pipeline.delta.storage.local import LocalStorage
-from kcl_pipeline.delta.storage.objects import StoredObject
 from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.sinks.objects import StoredObject
 
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -31,7 +31,6 @@ from kcl_pipeline.leases.application.recorded_stream import (
     RecordedStream,
 )
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.shards import StreamId
 
 LOOK_SECONDS: Final = 5.0
@@ -100,22 +99,11 @@ class Streams:
         self._recorded: tuple[RecordedStream, ...] = ()
         self._adopted: tuple[str, ...] = ()
         self._positions = InitialPositions(settings)
-        self._stores_positions = True
 
     def note_record(self, identity: ApplicationIdentity) -> None:
         """Note the recorded streams, which the next phases read in addition to the settings'."""
         self._recorded = identity.streams
-        is_set = self._settings.batch.commit_protocol == "positions"
-        self._stores_positions = is_set or identity.positions is not False
         self._positions.note_record(identity.streams)
-
-    def asking(self, stored: StoredShards | None) -> StoredShards | None:
-        """Return what asks the table, unless the application is recorded with two_phase."""
-
-        def ask(stream: StreamId, shard_ids: Iterable[str]) -> Mapping[str, bool]:
-            return stored(stream, shard_ids) if stored and self._stores_positions else {}
-
-        return None if stored is None else ask
 
     def poll(self) -> None:
         """Ask for the selected streams, if it is time."""

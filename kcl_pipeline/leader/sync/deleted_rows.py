@@ -101,10 +101,10 @@ class DeletedRows:
         shard_sync = self._streams.shard_sync_of(stream)
         position = shard_sync.initial_position_in_stream
         if asks_table(self._stored, shard_sync):
-            is_ended = self._stored(stream, [lease.shard_id]).get(lease.shard_id)
-            if is_ended is not None:
+            known = self._stored(stream, [lease.shard_id]).get(lease.shard_id)
+            if known is not None:
                 position = "TRIM_HORIZON"
-            if is_ended:
+            if known is not None and known.ended:
                 return True
         found = restored_lease(lease, position)
         if found is None:

@@ -39,19 +39,8 @@ an operator, together 100,000 characters, and a DynamoDB row has at most 400 KB.
 MAX_SINK: Final = 4_096
 """Largest number of bytes of the address of a sink (our own limit)."""
 
-POSITIONS: Final = "positions:"
-"""Before the recorded address of a sink whose table stores the positions, with long names.
-
-A version that knows no positions, or reads them only by a setting, sees another sink and refuses
-to start.
-"""
-
-SHORT_POSITIONS: Final = "positions-2:"
-"""The same with short names (`batch.ShortNames`). A version that knows only long ones refuses."""
-
 ACCEPT_STREAMS: Final = "kcl-pipeline application --pipeline module:attribute --accept-streams"
 ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --accept-sink"
-DOWNGRADE: Final = "kcl-pipeline downgrade --pipeline module:attribute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +52,6 @@ class ApplicationIdentity:
         streams: The streams; exactly one in the mode single_stream.
         sink: Address of the sink. None: not recorded, or unknown to the writer of the record.
         changing: Leases of former streams are being deleted, and no worker may start.
-        positions: Whether the table of the sink stores the positions of the shards. None in a
-            record: not decided, because no worker has recorded its sink. None in a start: as
-            recorded; see `decided`.
-        short_names: Whether new positions get short names in the table. False in a start: as
-            recorded.
         whole_aggregates: Whether KPL aggregates are left as they are
             (`retrieval.skip_kpl_deaggregation`). None: no, in a record; unknown, in a start.
 
@@ -79,8 +63,6 @@ class ApplicationIdentity:
     streams: tuple[RecordedStream, ...]
     sink: str | None = None
     changing: bool = False
-    positions: bool | None = None
-    short_names: bool = False
     whole_aggregates: bool | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +81,6 @@ class ApplicationIdentity:
         is_multi_stream: bool,
         sink: str | None = None,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
-        positions: bool | None = None,
         whole_aggregates: bool | None = None,
     ) -> ApplicationIdentity:
         """Return the identity of a start with these resolved streams.
@@ -110,7 +91,6 @@ class ApplicationIdentity:
             sink: Address of the sink.
             shard_sync_of: Returns the initial position of one of several streams. It is recorded
                 with the stream. None: it is not recorded.
-            positions: Whether the table of the sink stores positions. None: as recorded.
             whole_aggregates: Whether KPL aggregates are left as they are. None: unknown.
         """
         position_of = shard_sync_of if is_multi_stream else None
@@ -119,19 +99,7 @@ class ApplicationIdentity:
             for one in streams
         )
         mode: Mode = "multi_stream" if is_multi_stream else "single_stream"
-        return cls(mode, recorded, sink, positions=positions, whole_aggregates=whole_aggregates)
-
-    @property
-    def decided(self) -> ApplicationIdentity:
-        """Return the identity that a first start records.
-
-        Without a setting, a new application stores positions in the table of its sink, with short
-        names, if every stream has a creation time, which is a part of their names.
-        """
-        if self.sink is None or self.positions is False:
-            return self
-        positions = self.positions or all(one.created_millis for one in self.streams)
-        return replace(self, positions=positions, short_names=positions)
+        return cls(mode, recorded, sink, whole_aggregates=whole_aggregates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +132,10 @@ def application_text(identity: ApplicationIdentity) -> str:
     Raises:
         SettingsError: It has more characters than a reader accepts.
     """
-    sink = identity.sink
-    if identity.positions and sink is not None:
-        sink = f"{SHORT_POSITIONS if identity.short_names else POSITIONS}{sink}"
     stored = _Stored(
         identity.mode,
         *with_kinds(identity.streams),
-        sink,
+        identity.sink,
         identity.changing,
         whole_aggregates=identity.whole_aggregates or None,
     )
@@ -206,16 +171,7 @@ def application_from_text(text: str) -> ApplicationRecord:
             f"the attribute kclpApplication of the row Migration3.0 cannot be read ({error}); "
             f"{advice}"
         ) from error
-    return ApplicationRecord(_with_protocol(found), text)
-
-
-def _with_protocol(identity: ApplicationIdentity) -> ApplicationIdentity:
-    """Split the recorded text of the sink into its address and the commit protocol."""
-    if identity.sink is None:
-        return replace(identity, positions=None, short_names=False)
-    is_short = identity.sink.startswith(SHORT_POSITIONS)
-    address = identity.sink.removeprefix(SHORT_POSITIONS if is_short else POSITIONS)
-    return replace(identity, sink=address, positions=address != identity.sink, short_names=is_short)
+    return ApplicationRecord(found, text)
 
 
 def successor(
@@ -252,7 +208,7 @@ def successor(
         if wanted.mode == "multi_stream"
         else _same(name, recorded, wanted)
     )
-    return replace(_with_sink(name, recorded, wanted), streams=streams)
+    return replace(recorded, streams=streams, sink=recorded.sink or wanted.sink)
 
 
 def _require_same_aggregates(
@@ -270,23 +226,6 @@ def _require_same_aggregates(
             f"skip_kpl_deaggregation={before}, and its positions may be inside of KPL aggregates; "
             f"write skip_kpl_deaggregation={before}, or another application name"
         )
-
-
-def _with_sink(
-    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
-) -> ApplicationIdentity:
-    """Return the record with the sink of a start, and whether its table stores positions."""
-    if wanted.sink is None:
-        return recorded
-    if recorded.positions and wanted.positions is False:
-        raise OtherApplicationError(
-            f"the table of the sink stores the positions of the application {name!r}, which "
-            "batch.commit_protocol='two_phase' does not read; remove this setting, or move the "
-            f"positions to the lease rows with {DOWNGRADE}"
-        )
-    if recorded.sink is not None and (recorded.positions or not wanted.positions):
-        return recorded
-    return replace(recorded, sink=wanted.sink, positions=wanted.decided.positions)
 
 
 def _other_mode(name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity) -> str:

@@ -12,7 +12,6 @@ from kcl_pipeline.errors import LeaseLostError
 from kcl_pipeline.events import EventSink, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.held.lease import Held
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 
@@ -83,15 +82,15 @@ class HeldSet:
             if held is not None:
                 held.read_up_to_millis = max(millis, held.read_up_to_millis or 0)
 
-    def note_processed(self, held: Held, position: Position, mark: TableMark | None = None) -> None:
-        """Note a position (inclusive) that the table has. A renewal writes it as the checkpoint.
+    def note_processed(self, held: Held, position: Position, *, in_table: bool) -> None:
+        """Note a processed position (inclusive). A renewal writes it as the checkpoint.
 
         Args:
             held: The lease.
             position: The position.
-            mark: The table that has it. It is written together with this checkpoint.
+            in_table: Whether a table has it. Then it is the mark of the row, too.
         """
-        held.processed, held.mark = position, mark
+        held.processed, held.mark = position, position if in_table else None
 
     def drop(self, held: Held, reason: str) -> None:
         """Stop holding the lease without a write.

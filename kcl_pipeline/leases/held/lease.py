@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.throughput import Throughput
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
@@ -23,9 +22,9 @@ class Held:
         renewed_at: When the last successful read or write of the row began (monotonic seconds).
         unsure: The last write whose outcome is unknown. None: all outcomes are known.
         read_up_to_millis: See `Lease`. The next renewal writes it.
-        processed: Last position (inclusive) in the table. A renewal writes it as the checkpoint.
-            None: only `HeldLeases.checkpoint` and `prepare` move the checkpoint.
-        mark: The table when it had `processed`. It is written together with that checkpoint.
+        processed: Last processed position (inclusive). A renewal writes it as the checkpoint. None:
+            only `HeldLeases.checkpoint` moves the checkpoint.
+        mark: `processed`, if a table has it. It is written together with that checkpoint.
         checkpointed_at: When the checkpoint was last written (monotonic seconds).
     """
 
@@ -54,7 +53,7 @@ class Held:
         self.unsure: object = None
         self.read_up_to_millis = lease.read_up_to_millis
         self.processed: Position | None = None
-        self.mark: TableMark | None = None
+        self.mark: Position | None = None
         self.checkpointed_at = read_at
         self.throughput = Throughput(read_at, lease.throughput_kbps)
 

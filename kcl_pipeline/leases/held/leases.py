@@ -40,8 +40,7 @@ class HeldLeases(LeaseWrites):
         clock: Measures the time since the last renewal.
         events: Receives gained, lost and released leases, handoffs and errors.
         multi_stream: Leases of the other form are not taken (protocol §1.3). None: both forms are.
-        incarnation: See `LeaseWrites`.
-        rng: Draws the waits of two processes with one worker id. None: seeded by `incarnation`.
+        rng: Draws the waits of two processes with one worker id.
     """
 
     def __init__(
@@ -53,11 +52,10 @@ class HeldLeases(LeaseWrites):
         events: EventSink,
         *,
         multi_stream: bool | None = None,
-        incarnation: int = 0,
         rng: random.Random | None = None,
     ) -> None:
-        super().__init__(table, worker_id, settings, clock, events, incarnation=incarnation)
-        self._rivals = Rivals(rng or random.Random(incarnation))
+        super().__init__(table, worker_id, settings, clock, events)
+        self._rivals = Rivals(rng or random.Random(worker_id))
         self._multi_stream = multi_stream
         self._rejected = RejectedRows(events)
 

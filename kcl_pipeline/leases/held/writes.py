@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import AwsError, LeaseLostError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, EventSink, HandoffStarted
-from kcl_pipeline.leases.held.batch_number import COUNTER_BITS
 from kcl_pipeline.leases.held.held_set import EXPIRED, HeldSet
 from kcl_pipeline.leases.held.lease import Held
 from kcl_pipeline.leases.lease.values import Lease
@@ -20,27 +19,20 @@ from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.position import Position
 
 _TAKEN: Final = "another worker has it, or its row is gone"
-_ENDED: Final = "its shard has been read to the end"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWrite:
-    """The values that a checkpoint write puts into the row. Equal values are the same write."""
+    """The checkpoint that a write puts into the row. Equal values are the same write."""
 
     checkpoint: Position
-    pending: Position | None
-    pending_state: bytes | None
 
 
 class LeaseWrites(HeldSet):
-    """Write the rows of held leases: renewal, checkpoint, prepare, children and parents.
+    """Write the rows of held leases: renewal, checkpoint, children and parents.
 
     Every write of its row renews a lease. A write whose outcome is unknown is repeated before
     another one.
-
-    Args:
-        incarnation: A number below `2**INCARNATION_BITS`. It makes the batch numbers of this
-            process differ from those of others that use a row with the same counters.
     """
 
     def __init__(
@@ -50,13 +42,10 @@ class LeaseWrites(HeldSet):
         settings: LeaseSettings,
         clock: Clock,
         events: EventSink,
-        *,
-        incarnation: int = 0,
     ) -> None:
         super().__init__(worker_id, settings.failover_time_millis / 1000, clock, events)
         self._table = table
         self._settings = settings
-        self._first_number = incarnation << COUNTER_BITS
         self.shares_its_id = False
         """Whether another running process is known to use the same worker id."""
 
@@ -84,7 +73,7 @@ class LeaseWrites(HeldSet):
                 position = self._due_checkpoint(held)
                 if position is not None:
                     read = (throughput_kbps, held.read_up_to_millis)
-                    self._checkpoint(held, CheckpointWrite(position, None, None), *read)
+                    self._checkpoint(held, CheckpointWrite(position), *read)
                 elif held.unsure is None:
                     self._renew(held, throughput_kbps)
                 else:
@@ -111,71 +100,33 @@ class LeaseWrites(HeldSet):
             return None
         return position if early * 1000 >= self._settings.checkpoint_lag else None
 
-    def checkpoint(
-        self,
-        held: Held,
-        *,
-        checkpoint: Position,
-        pending: Position | None = None,
-        pending_state: bytes | None = None,
-    ) -> Lease:
-        """Write both positions in one conditional write, which also renews the lease.
+    def renew(self, held: Held) -> Lease:
+        """Renew a lease by one conditional write that changes nothing else.
 
-        An earlier write whose response was lost may have moved the row past `checkpoint`. Then the
-        row keeps its checkpoint.
+        Raises:
+            LeaseLostError: The row is not as this worker last read or wrote it, or it is gone.
+            AwsError: The lease is still held. Call again.
+        """
+        with self._entered(held):
+            self._settle(held)
+            return self._renew(held)
+
+    def checkpoint(self, held: Held, *, checkpoint: Position) -> Lease:
+        """Write the checkpoint in one conditional write, which also renews the lease.
+
+        A pending checkpoint of a record processor is removed. An earlier write whose response was
+        lost may have moved the row past `checkpoint`. Then the row keeps its checkpoint.
 
         Args:
             held: The lease.
             checkpoint: Last processed position (inclusive).
-            pending: End of a prepared batch. None: the pending checkpoint is removed.
-            pending_state: State of the prepared batch.
 
         Raises:
             LeaseLostError: Another worker has the lease, or its row is gone.
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
-            return self._checkpoint(held, CheckpointWrite(checkpoint, pending, pending_state))
-
-    def prepare(
-        self,
-        held: Held,
-        *,
-        checkpoint: Position | None,
-        end: Position,
-        avoid_number: int | None,
-        expects: str = "",
-    ) -> int:
-        """Write the pending checkpoint and the batch number in one write (protocol §9.3).
-
-        The number combines the incarnation of this process and the lease counter after this write.
-        So no other write has it: no other write of the row, no other process under the same worker
-        id, and no earlier row of the same key.
-
-        Args:
-            held: The lease.
-            checkpoint: The checkpoint, moved in the same write. None: it does not move.
-            end: Last position of the batch (inclusive).
-            avoid_number: Number that the table has now. The result differs from it.
-            expects: Versions that the commit expects. They follow the number in the row.
-
-        Returns:
-            The batch number.
-
-        Raises:
-            LeaseLostError: Another worker has the lease, or its row is gone.
-            AwsError: The lease is still held. Call again.
-        """
-        with self._entered(held):
-            place = checkpoint if checkpoint is not None else held.lease.checkpoint
-            if held.unsure != CheckpointWrite(place, end, self._number_state(held, expects)):
-                self._settle(held)
-            if self._next_number(held) == avoid_number:
-                self._renew(held)
-            place = checkpoint if checkpoint is not None else held.lease.checkpoint
-            number, state = self._next_number(held), self._number_state(held, expects)
-            self._checkpoint(held, CheckpointWrite(place, end, state))
-            return number
+            return self._checkpoint(held, CheckpointWrite(checkpoint))
 
     def create_successors(self, held: Held, successors: Sequence[Lease]) -> None:
         """Create the leases of the shards that follow the shard of a held lease.
@@ -224,14 +175,9 @@ class LeaseWrites(HeldSet):
             self._settle(held)
             # The repeated write may have moved the row past this checkpoint.
             if what.checkpoint < held.lease.checkpoint:
-                what = replace(what, checkpoint=held.lease.checkpoint)
-                if what.pending is None and held.lease.pending_checkpoint is None:
-                    return held.lease
-        if what.pending is not None and what.checkpoint.is_shard_end:
-            self.drop(held, _ENDED)
-            raise LeaseLostError(f"the lease {held.lease_key} takes no batch: {_ENDED}")
+                return held.lease
         mark = held.mark
-        if mark is not None and mark.position != what.checkpoint:
+        if mark is not None and mark != what.checkpoint:
             mark = None  # of another checkpoint
         row = self._write(
             held,
@@ -239,8 +185,6 @@ class LeaseWrites(HeldSet):
             lambda lease: self._table.update_checkpoint(
                 lease,
                 checkpoint=what.checkpoint,
-                pending=what.pending,
-                pending_state=what.pending_state,
                 throughput_kbps=throughput_kbps,
                 read_up_to_millis=read_up_to_millis,
                 table_mark=mark,
@@ -248,13 +192,6 @@ class LeaseWrites(HeldSet):
         )
         held.checkpointed_at = held.renewed_at
         return row
-
-    def _next_number(self, held: Held) -> int:
-        return self._first_number + held.lease.counter + 1
-
-    def _number_state(self, held: Held, expects: str) -> bytes:
-        number = str(self._next_number(held))
-        return (f"{number}/{expects}" if expects else number).encode("ascii")
 
     def _renew(self, held: Held, throughput_kbps: float | None = None) -> Lease:
         return self._write(

@@ -22,7 +22,6 @@ from kcl_pipeline.leases.lease.serialization import (
     string,
     string_set,
 )
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.store import (
     Absent,
@@ -175,7 +174,7 @@ class LeaseRows(LeasePositions):
         pending_state: bytes | None = None,
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
-        table_mark: TableMark | None = None,
+        table_mark: Position | None = None,
     ) -> Lease | None:
         """Write checkpoint and pending checkpoint, and increment the counter.
 

@@ -9,7 +9,6 @@ from typing import Final
 from kcl_pipeline.leases.lease import serialization as rows
 from kcl_pipeline.leases.lease.creation import LeaseCreation, checkpoint_conditions
 from kcl_pipeline.leases.lease.serialization import lease_to_item, number, string
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Absent, Changes, Check, Condition, Equals, Item, Put, Update
 from kcl_pipeline.position import Position
@@ -27,14 +26,12 @@ class LeaseSeek:
         position: The new checkpoint.
         initial_millis: The time of AT_TIMESTAMP or LATEST.
         exists: Whether there is a row.
-        table_mark: The table of the position. None: the row has no mark afterwards.
     """
 
     lease: Lease
     position: Position
     initial_millis: int | None = None
     exists: bool = True
-    table_mark: TableMark | None = None
 
 
 class LeasePositions(LeaseCreation):
@@ -43,10 +40,9 @@ class LeasePositions(LeaseCreation):
     def seek(self, seeks: Sequence[LeaseSeek], token: str, proof: Check) -> tuple[str, ...] | None:
         """Set positions, and create missing rows, in one transaction with `proof`.
 
-        The condition of each row is that nobody owns it, and that its counter, checkpoint and mark
-        equal those of the lease. Every prepare changes the counter, so a pending checkpoint is the
-        one that the caller has settled. The counter is incremented, so that no later write of a
-        former owner is applied, and no batch number is used again.
+        The condition of each row is that nobody owns it, and that its counter and checkpoint equal
+        those of the lease. The counter is incremented, so that no later write of a former owner is
+        applied. The mark and a pending checkpoint are removed.
 
         Applied if the row has the token.
 
@@ -78,18 +74,13 @@ class LeasePositions(LeaseCreation):
 def _write(seek: LeaseSeek, token: str) -> Put | Update:
     lease, millis = seek.lease, seek.initial_millis
     if not seek.exists:
-        created = lease.with_(
-            checkpoint=seek.position,
-            initial_millis=millis,
-            table_mark=seek.table_mark,
-        )
+        created = lease.with_(checkpoint=seek.position, initial_millis=millis, table_mark=None)
         return Put(lease_to_item(created) | {rows.SEEK: string(token)}, [Absent(rows.LEASE_KEY)])
     put: Item = {
         rows.COUNTER: number(lease.counter + 1),
         rows.OWNER_SWITCHES: number(0),
         rows.SEEK: string(token),
         **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, seek.position),
-        **rows.table_attributes(seek.table_mark),
         **({rows.INITIAL_TIMESTAMP: number(millis)} if millis is not None else {}),
     }
     others = {rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE, rows.READ_UP_TO}

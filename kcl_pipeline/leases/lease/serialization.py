@@ -29,7 +29,6 @@ from kcl_pipeline.leases.attributes import (
     text_of,
 )
 from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.position import Position
@@ -139,9 +138,11 @@ def observed_attributes(throughput_kbps: float | None, read_up_to_millis: int | 
     return {name: number(value) for name, value in observed.items() if value is not None}
 
 
-def table_attributes(mark: TableMark | None) -> Item:
+def table_attributes(mark: Position | None) -> Item:
     """Return the attribute of the mark of the table; none without one."""
-    return {} if mark is None else {TABLE: string(str(mark))}
+    if mark is None:
+        return {}
+    return {TABLE: string(f"{mark.sequence_number} {mark.sub_sequence_number}")}
 
 
 def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
@@ -253,9 +254,14 @@ def _pending(item: Item) -> Position | None:
     return None if text is None else Position(text, int_of(item, PENDING_SUB) or 0)
 
 
-def _table_mark(item: Item) -> TableMark | None:
+def _table_mark(item: Item) -> Position | None:
     text = name_of(item, TABLE)
-    return None if text is None else TableMark.parsed(text)
+    if text is None:
+        return None
+    number, _, sub = text.partition(" ")
+    if not (number.isdigit() and sub.isdigit()):
+        raise ValueError("the mark of the table has another form")
+    return Position(number, int(sub))
 
 
 def _hash_range(item: Item) -> HashKeyRange | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 
@@ -22,8 +21,9 @@ class Lease:
         owner: The worker that should own the lease.
         checkpoint_owner: The previous owner, which still processes the shard during a handoff.
         owner_switches_since_checkpoint: KCL's count of changes of the owner.
-        pending_checkpoint: End of a prepared batch.
-        pending_checkpoint_state: Batch number of the prepared batch.
+        pending_checkpoint: Position that a record processor has prepared. The next checkpoint of a
+            worker removes it.
+        pending_checkpoint_state: State of the record processor at this position.
         parent_shard_ids: Shard ids of the parents.
         child_shard_ids: Shard ids of the children.
         hash_key_range: The hash keys of the shard.
@@ -39,9 +39,9 @@ class Lease:
             (our own attribute `kclpInitialTimestamp` N, epoch milliseconds, which Java readers
             ignore). None: for AT_TIMESTAMP the time of the settings, for LATEST the end of the
             shard. At TRIM_HORIZON the time when a leader created the row, on the clock of Kinesis.
-        table_mark: The table of the sink when the checkpoint was written (our own attribute
-            `kclpTable` S, which Java readers ignore). None: unknown, or the sink stores no
-            positions.
+        table_mark: The last checkpoint that this package wrote and that the table of the sink had
+            (our own attribute `kclpTable` S, which Java readers ignore). None: there is none, a
+            seek or another sink followed it, or the sink stores no positions.
     """
 
     lease_key: str
@@ -60,18 +60,17 @@ class Lease:
     stream_mark: int | None = None
     read_up_to_millis: int | None = None
     initial_millis: int | None = None
-    table_mark: TableMark | None = None
+    table_mark: Position | None = None
 
     @property
-    def transaction_key(self) -> str:
-        """The key of the lease in the log of a sink.
+    def unique_key(self) -> str:
+        """The lease key, with the mark of a stream that was created again.
 
-        A stream that was created again has the same shard ids. Its batches have other keys, so that
-        nothing in the log of the former stream is taken for theirs.
+        The shards of such a stream have the same ids as those of the former stream.
         """
-        if self.stream_mark is None:
-            return self.lease_key
-        return f"{self.lease_key}@{self.stream_mark}"
+        return (
+            self.lease_key if self.stream_mark is None else f"{self.lease_key}@{self.stream_mark}"
+        )
 
     @property
     def shard_id(self) -> str:

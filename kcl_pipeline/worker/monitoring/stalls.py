@@ -16,7 +16,7 @@ from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 _STEPS: Final = {
     ConsumerState.BLOCKED: StallStep.WAITING_FOR_PARENT,
-    ConsumerState.RESOLVING: StallStep.RESOLVING,
+    ConsumerState.STARTING: StallStep.STARTING,
     ConsumerState.ENDING: StallStep.ENDING,
     ConsumerState.LEAVING: StallStep.LEAVING,
 }

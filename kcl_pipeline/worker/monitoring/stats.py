@@ -15,7 +15,7 @@ from kcl_pipeline.events import BatchCommitted
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import WorkerTotals
-from kcl_pipeline.worker.commit.protocol import Committed
+from kcl_pipeline.worker.commit import Committed
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.splitting import SplitBatch
 from kcl_pipeline.worker.monitoring.lag import Lag

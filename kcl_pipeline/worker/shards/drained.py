@@ -125,8 +125,8 @@ class DrainedStream:
         """
         for lease in own:
             self._had_leases = True
-            self._unread.pop(lease.transaction_key, None)
-        self._unread.update({pair[0].transaction_key: pair for pair in unread})
+            self._unread.pop(lease.unique_key, None)
+        self._unread.update({pair[0].unique_key: pair for pair in unread})
 
     def look(self, leases: Iterable[Lease], *, is_in_doubt: bool) -> None:
         """Find out whether the stream was deleted, and report what is lost then.

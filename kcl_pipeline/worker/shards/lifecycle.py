@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError
 from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
-from kcl_pipeline.position import SHARD_END
+from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard
+from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.unexpected import described
-from kcl_pipeline.worker.commit.protocol import CommitProtocol
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.shards.admission import Admission
 from kcl_pipeline.worker.shards.ended import EndedLeases
 from kcl_pipeline.worker.shards.losses import LossCheck
-from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.shards.parents import Lineage, ParentCheck, ParentRows
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 
@@ -42,13 +44,15 @@ class Lifecycle:
         parts: The dependencies of the worker.
         leases: The leases that are held.
         source: Reads the shards.
-        protocol: Resolves and checkpoints.
+        make_commit: Creates the commit of this worker; the argument returns the ancestors of a
+            shard.
+        stored: Asks the table for positions. None: the sink stores none.
         streams: The streams of the leases.
         check_application: Raises if the application has other streams or another sink now.
         map: Runs reads and writes of several lease rows.
 
     Attributes:
-        protocol: It may be replaced until the first consumer is created.
+        commit: Starts shards, commits batches, writes checkpoints.
         consumers: The consumers by lease key.
         parents: Decides when a blocked consumer may start.
     """
@@ -58,7 +62,8 @@ class Lifecycle:
         parts: WorkerDependencies,
         leases: HeldLeases,
         source: BatchSource,
-        protocol: CommitProtocol,
+        make_commit: Callable[[Lineage], BatchCommit],
+        stored: StoredShards | None,
         streams: LeaseStreams,
         check_application: Callable[[], None],
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
@@ -66,19 +71,19 @@ class Lifecycle:
         self._parts = parts
         self._leases = leases
         self._source = source
-        self.protocol = protocol
         self._streams = streams
         self._admission = Admission(parts, check_application)
         self._map = map
         initial = streams.shard_sync_of
-        self.parents = ParentCheck(parts, leases, initial, lambda: self.protocol.stored)
-        self._losses = LossCheck(parts, initial, lambda: self.protocol.stored)
+        self.parents = ParentCheck(parts, leases, initial, stored)
+        self.commit = make_commit(self.parents.ancestors_of)
+        self._losses = LossCheck(parts, initial, stored)
         self._ended = EndedLeases(parts, leases)
         self._backoff_seconds = parts.settings.worker.task_backoff_time_millis / 1000
         self.consumers: dict[str, ShardConsumer] = {}
 
     def positions(self) -> dict[str, str]:
-        """Return the committed positions by lease key, without those that are not resolved yet."""
+        """Return the committed positions by lease key, without those that are not started yet."""
         return {
             key: str(consumer.committed)
             for key, consumer in self.consumers.items()
@@ -145,51 +150,64 @@ class Lifecycle:
                 strict=True,
             )
         )
-        seen = self.protocol.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        seen = self.commit.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        for consumer in blocked:
+            if stop.is_set():
+                return
+            rows = parents[consumer.lease_key]
+            self._attempt(consumer, partial(self._unblock, rows=rows, seen=seen))
+        if stop.is_set():
+            return
+        starting = [c for c in due if c.state is ConsumerState.STARTING and c.due <= now]
+        started = self.commit.start(starting, seen) if starting else {}
         for consumer in due:
             if stop.is_set():
                 return
-            try:
-                self._step(consumer, parents.get(consumer.lease_key), seen.get(consumer.lease_key))
-                consumer.step_succeeded()
-            except LeaseLostError as error:
-                self._leases.drop(consumer.held, str(error))
-            except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
-                what = f"{consumer.state} {consumer.lease_key}"
-                self._parts.events(AwsTrouble(what, described(error, what)))
-                consumer.step_failed(error, now, self._backoff_seconds)
-                if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
-                    # The reported children may have been wrong. Reading again reports them anew.
-                    self.restart(consumer)
+            if consumer.lease_key in started:
+                outcome = started[consumer.lease_key]
+                self._attempt(consumer, partial(self._begin, outcome=outcome))
+            elif consumer.state is ConsumerState.ENDING:
+                self._attempt(consumer, self._lose if consumer.shard_gone else self._end)
 
-    def _step(
-        self,
-        consumer: ShardConsumer,
-        parents: ParentRows | AwsError | None,
-        seen: TxnVersions | None,
+    def _attempt(self, consumer: ShardConsumer, step: Callable[[ShardConsumer], None]) -> None:
+        now = self._parts.clock.monotonic()
+        try:
+            step(consumer)
+            consumer.step_succeeded()
+        except LeaseLostError as error:
+            self._leases.drop(consumer.held, str(error))
+        except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
+            what = f"{consumer.state} {consumer.lease_key}"
+            self._parts.events(AwsTrouble(what, described(error, what)))
+            consumer.step_failed(error, now, self._backoff_seconds)
+            if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
+                # The reported children may have been wrong. Reading again reports them anew.
+                self.restart(consumer)
+
+    def _unblock(
+        self, consumer: ShardConsumer, *, rows: ParentRows | AwsError, seen: Mapping[str, Positions]
     ) -> None:
-        if isinstance(parents, AwsError):
-            raise parents
-        if parents is not None:
-            consumer.note_parents(parents.reached, self._parts.clock.monotonic())
-        if consumer.state is ConsumerState.BLOCKED:
-            if parents is None or not self.parents.may_start(consumer, parents, seen):
-                consumer.due = (
-                    self._parts.clock.monotonic()
-                    + self._parts.settings.worker.parent_shard_poll_interval_millis / 1000
-                )
-                return
-            ended = consumer.held.lease.parent_shard_ids.difference(parents.missing)
-            self.protocol.begin(consumer, ended, seen)
+        if isinstance(rows, AwsError):
+            raise rows
+        now = self._parts.clock.monotonic()
+        consumer.note_parents(rows.reached, now)
+        if self.parents.may_start(consumer, rows, seen.get(consumer.lease_key)):
             consumer.unblock()
-        if consumer.state is ConsumerState.RESOLVING:
-            if self.protocol.resolve(consumer, seen).is_shard_end:
-                # A write of the end whose answer was lost turned out to have been applied.
-                consumer.end()
-                return
+        else:
+            poll_millis = self._parts.settings.worker.parent_shard_poll_interval_millis
+            consumer.due = now + poll_millis / 1000
+
+    def _begin(self, consumer: ShardConsumer, *, outcome: Position | Exception) -> None:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome.is_shard_end and consumer.held.lease.ended:
+            # A write of the end whose answer was lost turned out to have been applied.
+            consumer.end()
+        elif outcome.is_shard_end:
+            # The table has all of it. The rows of its children may have been deleted since.
+            consumer.reach_end(self.parents.children_of(consumer), shard_gone=False)
+        else:
             consumer.read(self._source.begin)
-        elif consumer.state is ConsumerState.ENDING:
-            (self._lose if consumer.shard_gone else self._end)(consumer)
 
     def _look_at_parents(self, consumer: ShardConsumer) -> ParentRows | AwsError:
         """Return the parents' rows or the error, so that one error does not delay other shards."""
@@ -199,7 +217,7 @@ class Lifecycle:
             return error
 
     def restart(self, consumer: ShardConsumer) -> None:
-        """Resolve and read the shard again, after a batch that failed or has no known outcome."""
+        """Start the shard again, after a batch that failed or has no known outcome."""
         self._source.end(consumer.lease_key)
         consumer.restart(self._parts.clock.monotonic(), self._backoff_seconds)
 
@@ -220,7 +238,10 @@ class Lifecycle:
                 self._parts.lease_table.set_child_shard_ids(
                     lease.lease_key, [c.shard_id for c in consumer.children]
                 )
-        self.protocol.end(consumer)
+        if not self.commit.end(consumer):
+            consumer.is_refused = True
+            self.restart(consumer)
+            return
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
@@ -329,7 +350,7 @@ class Lifecycle:
         held, consumer = leaving
         try:
             if consumer is not None and consumer.held is held:
-                self.protocol.checkpoint(consumer)
+                self.commit.checkpoint(consumer)
             return self._leases.complete_handoff(held)
         except LeaseLostError as error:
             self._leases.drop(held, str(error))
@@ -339,26 +360,22 @@ class Lifecycle:
                 consumer.step_failed(error, self._parts.clock.monotonic(), self._backoff_seconds)
         return False
 
-    def flush(self, *, idle: bool) -> None:
-        """Write the checkpoints that are due (`CommitProtocol.flush_due`).
-
-        Args:
-            idle: Whether there is no next batch.
-        """
+    def flush(self) -> None:
+        """Write the checkpoints that are due (`BatchCommit.flush_due`)."""
         now = self._parts.clock.monotonic()
         waiting = [
             c
             for c in self.consumers.values()
             if c.flush_needed
             and c.state is not ConsumerState.LEAVING
-            and self.protocol.flush_due(c, now, idle=idle)
+            and self.commit.flush_due(c, now)
             and c.due <= now
         ]
         list(self._map(self._flush, waiting))
 
     def _flush(self, consumer: ShardConsumer) -> None:
         try:
-            self.protocol.checkpoint(consumer)
+            self.commit.checkpoint(consumer)
         except LeaseLostError as error:
             self._leases.drop(consumer.held, str(error))
         except AwsError as error:
@@ -369,8 +386,8 @@ class Lifecycle:
         """Write checkpoints and release all leases, at the end of a worker.
 
         A lease whose checkpoint could not be written is kept for the next call. The `last` call
-        releases it without the checkpoint. Then its next owner processes the last batch again,
-        unless the sink's log shows that it landed.
+        releases it without the checkpoint. Then a Java worker, or a function as the sink, gets the
+        last batch again.
         """
         for key in self.consumers:
             self._source.end(key)
@@ -378,9 +395,7 @@ class Lifecycle:
         kept = {
             key: consumer
             for key, consumer in self.consumers.items()
-            if consumer.flush_needed
-            and consumer.prepared is None
-            and self._leases.get(key) is consumer.held
+            if consumer.flush_needed and self._leases.get(key) is consumer.held
         }
         self.consumers.clear()
         if last:

@@ -34,14 +34,14 @@ class LossCheck:
     Args:
         parts: The dependencies of the worker.
         shard_sync_of: Returns the initial position of a stream.
-        stored: Returns what asks the table for positions of shards. None: it stores none.
+        stored: Asks the table for positions of shards. None: the sink stores none.
     """
 
     def __init__(
         self,
         parts: WorkerDependencies,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings],
-        stored: Callable[[], StoredShards | None],
+        stored: StoredShards | None,
     ) -> None:
         self._parts = parts
         self._shard_sync_of = shard_sync_of
@@ -90,7 +90,7 @@ class LossCheck:
         except (NotFoundError, StreamReplacedError):
             return False  # Nothing of a deleted stream can be read.
         initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
-        if initial == "LATEST" and self._stored() is None:
+        if initial == "LATEST" and self._stored is None:
             return (consumer.committed or lease.checkpoint) != LATEST
         try:
             shards = self._parts.kinesis.list_shards(consumer.stream)

@@ -8,10 +8,9 @@ child shows the difference. A finished lease is deleted only after all its child
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
@@ -19,9 +18,13 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
-from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.shards import ChildShard, Shard, StreamId
+from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
+
+Lineage = Callable[[ShardConsumer], Collection[str]]
+"""Returns the ids of all ancestors of a shard that its stream lists. Raises `AwsError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class ParentCheck:
         parts: The dependencies of the worker.
         leases: The leases held by this worker.
         shard_sync_of: Returns the initial position of a stream.
-        stored: Returns what asks the table for positions of shards. None: it stores none.
+        stored: Asks the table for positions of shards. None: the sink stores none.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class ParentCheck:
         parts: WorkerDependencies,
         leases: HeldLeases,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings],
-        stored: Callable[[], StoredShards | None],
+        stored: StoredShards | None,
     ) -> None:
         self._parts = parts
         self._leases = leases
@@ -91,17 +94,15 @@ class ParentCheck:
             ),
         )
 
-    def may_start(
-        self, consumer: ShardConsumer, rows: ParentRows, seen: TxnVersions | None
-    ) -> bool:
+    def may_start(self, consumer: ShardConsumer, rows: ParentRows, seen: Positions | None) -> bool:
         """Return whether the consumer may start now; create the rows of deleted parents.
 
         Args:
             consumer: A blocked consumer.
             rows: Its parents' rows, from `look` in this pass.
-            seen: The table's transaction versions of the shard. None: they could not be read. If
-                there are any, a worker started this shard after its parents' ends. Then the row of
-                the child does not matter: it was created again, or edited.
+            seen: What the table has of the shard. None: it could not be read. If it has a position
+                or an end, a worker started this shard after its parents' ends. Then the row of the
+                child does not matter: it was created again, or edited.
 
         Raises:
             AwsError: The stream or the lease table could not be read, or the stream was replaced.
@@ -111,7 +112,7 @@ class ParentCheck:
         """
         lease = consumer.held.lease
         missing = {p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases}
-        if not missing or (seen or TxnVersions()) != TxnVersions():
+        if not missing or (seen is not None and any(o.has_begun for o in seen.shards.values())):
             return rows.ended
         unfinished = self._unfinished(consumer, missing)
         if not has_not_begun(lease):
@@ -134,14 +135,13 @@ class ParentCheck:
         """
         lease = consumer.held.lease
         is_begun = lease.pending_checkpoint is not None or not lease.checkpoint.is_sentinel
-        stored = self._stored()
-        if stored is None or is_begun:
+        if self._stored is None or is_begun:
             return set()
-        ends = stored(consumer.stream, sorted(missing))
-        ended = {parent for parent, has_ended in ends.items() if has_ended}
+        known = self._stored(consumer.stream, sorted(missing))
+        ended = {parent for parent, one in known.items() if one.ended}
         missing -= ended
         self._closed_cases |= {lease.key_of_sibling(parent) for parent in ended}
-        return set(ends) - ended
+        return set(known) - ended
 
     def is_passed_over(self, consumer: ShardConsumer, shard_id: str) -> bool:
         """Return whether nobody reads a shard that follows, because its descendants have begun.
@@ -176,6 +176,38 @@ class ParentCheck:
             if not children:
                 return False
         return True
+
+    def ancestors_of(self, consumer: ShardConsumer) -> Collection[str]:
+        """Return the ids of all ancestors of a shard that its stream lists (`Lineage`).
+
+        Raises:
+            AwsError: The stream could not be listed, or was replaced.
+        """
+        lease = consumer.held.lease
+        waiting, found = set(lease.parent_shard_ids), set[str]()
+        if not waiting:
+            return found
+        parents_of = {shard.shard_id: shard.parents for shard in self._listed(consumer.stream)}
+        waiting.update(parents_of.get(lease.shard_id, ()))
+        while waiting:
+            one = waiting.pop()
+            if one in parents_of and one not in found:
+                found.add(one)
+                waiting.update(parents_of[one])
+        return found
+
+    def children_of(self, consumer: ShardConsumer) -> tuple[ChildShard, ...]:
+        """Return the children of a shard that its stream lists.
+
+        Raises:
+            AwsError: The stream could not be listed, or was replaced.
+        """
+        shard_id = consumer.held.lease.shard_id
+        return tuple(
+            ChildShard(shard.shard_id, shard.parents, shard.hash_key_range)
+            for shard in self._listed(consumer.stream)
+            if shard_id in shard.parents
+        )
 
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         if stream not in self._listings:

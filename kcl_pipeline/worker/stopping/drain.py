@@ -216,7 +216,7 @@ class DrainWatch:
         unsettled = [lease for lease in own if not self._is_settled(lease)]
         # Another worker that is known to be the owner reads its lease, or the leader assigns it.
         here = [one for one in unsettled if one.actual_owner in (None, self._parts.worker_id)]
-        unread = [one for one in here if one.transaction_key not in self._read]
+        unread = [one for one in here if one.unique_key not in self._read]
         stream.note(own, [(lease, self._reached(lease)) for lease in unread])
         has_hole = self._has_hole(stream, own)
         stream.look(leases, is_in_doubt=has_hole or any(map(self._fails, unsettled)))
@@ -289,7 +289,7 @@ class DrainWatch:
 
     def _note_read(self) -> None:
         self._read.update(
-            consumer.transaction_key
+            consumer.held.lease.unique_key
             for consumer in self._lifecycle.consumers.values()
             if self._is_read(consumer)
             or (consumer.state is ConsumerState.ENDING and not consumer.shard_gone)
@@ -338,7 +338,7 @@ class DrainWatch:
         )
 
     def _is_read(self, consumer: ShardConsumer) -> bool:
-        if consumer.state is not ConsumerState.READING or consumer.prepared is not None:
+        if consumer.state is not ConsumerState.READING:
             return False
         reading = self._source.state_of(consumer.lease_key)
         return reading is not None and reading.caught_up

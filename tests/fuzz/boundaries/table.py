@@ -15,25 +15,20 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import CommitEntry, DataFile, TxnVersions, Written
-from kcl_pipeline.delta.commits.announcements import (
-    FOLDER,
-    FORMAT,
-    AnnouncementError,
-    OtherFormatError,
-    PreparedBatch,
-    check_layout,
-    decoded,
-)
+from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.delta.layout import TableLayout
-from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER, entry_facts
+from kcl_pipeline.delta.log.entries import MAX_NUMBER, entry_facts
 from kcl_pipeline.delta.log.transactions import read_transactions
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.positions import names
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.storage.local import LocalStorage
+from kcl_pipeline.delta.table_log import is_batch_file
 from kcl_pipeline.events import AnnouncementRejected, Event
+from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementError, PreparedBatch, decoded
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
 from tests.fuzz.boundary import Boundary
+from tests.support.delta_tables import Committer, entry, seq
 
 HEX: Final = "0123456789abcdef" * 2
 
@@ -60,12 +55,10 @@ PATHS: Final = (
 SOUND_FILE: Final = {"path": PATHS[0], "size": 7, "partitionValues": {}}
 
 
-SOUND_CLAIM: Final = {
-    "dataId": "app/a",
-    "fenceId": "app/a/fence",
-    "number": 5,
-    "expectedData": None,
-    "expectedFence": None,
+SOUND_ENTRY: Final = {
+    "key": "app/a",
+    "expected": {"number": 0},
+    "becomes": {"number": 1, "sequenceNumber": "5"},
 }
 
 
@@ -87,19 +80,24 @@ def _announcement(random: Random) -> dict[str, Any]:
         "partitionValues": random.choice(({}, days, {"day": values.text(random)[:40]})),
         "modifiedMillis": 99,
     }
-    claim = {
-        "dataId": "app/a",
-        "fenceId": "app/a/fence",
-        "number": random.choice((5, 5, 2**63 - 1, 2**63, -(2**63))),
-        "expectedData": random.choice((None, 4, 5)),
-        "expectedFence": random.choice((None, 1)),
+    number = random.choice((0, 0, 4, 2**63 - 1, 2**63, -1))
+    one = {
+        "key": "app/a",
+        "expected": {"number": number, "sequenceNumber": random.choice(("4", "x", "9" * 200))},
+        "becomes": {
+            "number": number + random.choice((1, 1, 1, 0)),
+            "sequenceNumber": "5",
+            "ended": random.choice((False, True)),
+        },
     }
-    other = {**claim, "dataId": "app/b", "fenceId": "app/b/fence"}
+    if random.random() < 0.5:
+        one["expected"] = {"number": number}
+    other = {**one, "key": "app/b"}
     return {
-        "format": random.choice((FORMAT,) * 9 + (1,)),
-        "layout": random.choice(("d", "e", values.text(random)[:200])),
+        "tableId": random.choice(("t", "t", "")),
+        "form": random.choice(("d", "e", values.text(random)[:200])),
         "files": [file] * random.choice((1, 1, 1, 0, 2)),
-        "claims": random.choice(([claim], [claim, other], [claim, claim], [])),
+        "entries": random.choice(([one], [one, other], [one, one], [])),
     }
 
 
@@ -127,8 +125,6 @@ def check_announcement(value: dict[str, Any]) -> str:
     """A batch whose files are in its own folder, or `AnnouncementError`."""
     try:
         batch = decoded(value["body"], value["name"])
-    except OtherFormatError:
-        return "other format"
     except AnnouncementError as refusal:
         error = str(refusal)
     else:
@@ -139,15 +135,23 @@ def check_announcement(value: dict[str, Any]) -> str:
 
 
 def _checked(batch: PreparedBatch) -> str:
+    _assert_sound(batch)
+    name = Path(batch.name).stem
+    if not all(is_batch_file(file.path, name) for file in batch.files):
+        return READ
     _assert_own_files(batch)
     for layout in LAYOUTS:
-        try:
-            check_layout(batch, layout)
-        except AnnouncementError:
+        if any(layout.problem(file.partition_values) for file in batch.files):
             continue
         _assert_readable(batch, layout)
         return "fits"
     return READ
+
+
+def _assert_sound(batch: PreparedBatch) -> None:
+    assert len(batch.keys) == len(batch.entries) > 0
+    for one in batch.entries:
+        assert 0 <= one.expected.number < one.becomes.number <= MAX_NUMBER + 1
 
 
 def _assert_own_files(batch: PreparedBatch) -> None:
@@ -159,12 +163,6 @@ def _assert_own_files(batch: PreparedBatch) -> None:
         assert place.relative_to(root / "batches").parts[0].endswith(f"-{own}"), file.path
         assert place.suffix == ".parquet"
         assert 0 <= file.size <= MAX_NUMBER
-    ids = [one for claim in batch.claims for one in (claim.data_id, claim.fence_id)]
-    assert len(set(ids)) == len(ids)
-    for claim in batch.claims:
-        numbers = (claim.number, claim.expected.data or 0, claim.expected.fence or 0)
-        assert all(MIN_NUMBER <= one <= MAX_NUMBER for one in numbers)
-        assert claim.number != claim.expected.data
 
 
 def _assert_readable(batch: PreparedBatch, layout: TableLayout) -> None:
@@ -182,8 +180,8 @@ class _Table:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="fuzz-table-"))
         self.events: list[Event] = []
-        self.sink = DeltaCommitter(DeltaSink(str(self.root)), "app", events=self.events.append)
-        self.sink.ensure_table(pa.schema([("id", pa.int64())]))
+        self.sink = Committer(DeltaSink(str(self.root)), "app", events=self.events.append)
+        self.sink.ensure(pa.schema([("id", pa.int64())]))
         self.turn = 0
         batch = self.root / f"batches/b-{HEX}"
         batch.mkdir(parents=True)
@@ -194,10 +192,9 @@ class _Table:
         """A commit without files, by a worker that other writers were in the way of."""
         self.turn += 1
         self.sink._pace.lost(2)
-        expected = self.sink.txn_versions(["own"])["own"]
+        expected = self.sink.stored("own")
         written = Written((), pa.schema([("id", pa.int64())]), 0)
-        number = (expected.data or 0) + 1
-        outcome = self.sink.commit(written, [CommitEntry("own", number, expected)])
+        outcome = self.sink.land(written, [entry("own", expected.number + 1, expected)])
         assert outcome.version is not None
 
 
@@ -216,9 +213,9 @@ def draw_folder(random: Random) -> list[dict[str, Any]]:
             name = values.text(random).replace("/", "-").replace("\0", "")[:60]
         content = _announcement(random)
         if random.random() < 0.3:
-            content |= {"format": FORMAT, "layout": "d"}
+            content |= {"tableId": "t", "form": "d"}
             content["files"] = [{**SOUND_FILE, "rows": 3, "modifiedMillis": 99}]
-            content["claims"] = [SOUND_CLAIM]
+            content["entries"] = [SOUND_ENTRY]
         kind = random.choice(("file",) * 6 + ("fifo", "link", "folder", "huge"))
         found.append({"name": name, "kind": kind, "body": raw_bytes(random, content)})
     return found
@@ -230,9 +227,11 @@ def check_folder(value: list[dict[str, Any]]) -> str:
     folder = at.root / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    layout = at.sink._log.layout.digest.encode()
+    layout = at.sink.delta_log.layout.digest.encode()
+    table_id = at.sink.delta_log.table_id.encode()
     for one in value:
-        body = one["body"].replace(b'"layout":"d"', b'"layout":"%s"' % layout)
+        body = one["body"].replace(b'"form":"d"', b'"form":"%s"' % layout)
+        body = body.replace(b'"tableId":"t"', b'"tableId":"%s"' % table_id)
         _put(folder, {**one, "body": body.replace(b"app/a", b"app/a%d" % at.turn)})
     at.events.clear()
     version = DeltaTable(str(at.root)).version()
@@ -325,13 +324,12 @@ def check_entry(entry: bytes) -> str:
 @functools.cache
 def _log_folder() -> Path:
     root = Path(tempfile.mkdtemp(prefix="fuzz-log-"))
-    sink = DeltaCommitter(DeltaSink(str(root)), "app")
+    sink = Committer(DeltaSink(str(root)), "app")
     schema = pa.schema([("id", pa.int64())])
-    sink.ensure_table(schema)
+    sink.ensure(schema)
     for turn in (1, 2, 3):
-        expected = TxnVersions(turn - 1 or None)
         file = DataFile(f"batches/b-{HEX}/{turn}.parquet", 7, 1)
-        sink.commit(Written((file,), schema, 1), [CommitEntry("a", turn, expected)])
+        sink.land(Written((file,), schema, 1), [entry("a", turn, seq(turn - 1))])
         if turn == 2:
             DeltaTable(str(root)).create_checkpoint()
     return root
@@ -353,7 +351,7 @@ def check_hint(hint: bytes) -> str:
     root = _log_folder()
     (root / "_delta_log" / "_last_checkpoint").write_bytes(hint)
     found = read_transactions(LocalStorage(root), 3)
-    assert found in (None, {"app/a": 3})
+    assert found is None or found[names("app/a")[1]] == 3
     return REFUSED if found is None else READ
 
 
@@ -362,7 +360,7 @@ BOUNDARIES: Final = (
         "announcement",
         draw_announcement,
         check_announcement,
-        frozenset({"fits", READ, REFUSED, "other format"}),
+        frozenset({"fits", READ, REFUSED}),
     ),
     Boundary(
         "announcement_folder",

@@ -48,7 +48,7 @@ class DrainCheck:
         """
         checks, own = self._checks, (None, self._machine.worker_id)
         begin = checks.now() - SHUTDOWN_SECONDS
-        owned = {row.transaction_key for row in checks.rows() if row.actual_owner not in own}
+        owned = {row.unique_key for row in checks.rows() if row.actual_owner not in own}
         owned |= {
             move.lease_key for move in checks.moves if move.at >= begin and move.before not in own
         }

@@ -79,7 +79,7 @@ class LeaseChecks:
     def lease(self, name: str) -> Lease | None:
         """The current row of a lease, or None."""
         row = self.table.row(name.partition("@")[0])
-        return row if row is not None and row.transaction_key == name else None
+        return row if row is not None and row.unique_key == name else None
 
     def rows(self) -> list[Lease]:
         """All rows as last written, by key."""
@@ -376,9 +376,9 @@ def _takes(before: Lease, now: Lease, worker_id: str) -> bool:
 
 
 def _name(lease: Lease) -> str:
-    return lease.transaction_key
+    return lease.unique_key
 
 
 def sibling(lease: Lease, shard_id: str) -> str:
     """The name of the lease of another shard of the same stream."""
-    return lease.with_(lease_key=lease.key_of_sibling(shard_id)).transaction_key
+    return lease.with_(lease_key=lease.key_of_sibling(shard_id)).unique_key

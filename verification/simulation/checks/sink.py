@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import names_of
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import LogEntry
 from verification.simulation.checks.leases import BrokenInvariantError, LeaseChecks, sibling
@@ -60,6 +59,16 @@ class Checks(LeaseChecks):
             return f"{column}:{shard_id}"
         is_alone = column == stream.stream.name and column in self.streams.forgotten
         return name if stream.has_column(column) or is_alone else f"{column}:{shard_id}"
+
+    def name_of_key(self, key: str) -> str:
+        """Return the name of the lease of a shard's key in a sink, with or without application."""
+        arn, created, shard_id = key[key.index("arn:") :].rsplit("/", 2)
+        stream = next(
+            one
+            for one in reversed(self.streams.all)
+            if one.stream.arn == arn and one.stream.created_millis // 1000 == int(created)
+        )
+        return stream.lease_name(shard_id)
 
     def begins(self, keys: Iterable[str]) -> Begun:
         """Return the current excuses of these leases, for a write that starts now."""
@@ -123,34 +132,34 @@ class Checks(LeaseChecks):
 
     def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
         """Check S4 (no repetition) and S5 (parents first, order per key) on one commit."""
-        self.stored |= {names_of(key)[0] for key in entry.positions}
-        self._ended |= {names_of(key)[0] for key, one in entry.positions.items() if one.ended}
+        batched = {self.name_of_key(key): one for key, one in entry.positions.items()}
+        if self.scenario.exactly_once:
+            self.stored |= batched.keys()
+            self._ended |= {name for name, one in batched.items() if one.ended}
         for file in entry.files:
             for one, key, number, lease_key, sequence_number, sub in _columns(
                 objects[file.path], EVENT_SCHEMA.names
             ):
                 position = Position(sequence_number, sub)
-                self._is_of_its_batch(one, lease_key, position, entry)
+                self._is_of_its_batch(one, lease_key, position, batched)
                 self._row_landed(one, key, number, lease_key)
                 self._settle(lease_key, position)
                 if self.scenario.exactly_once:
                     # Without numbers in a log, a successor does not find this; it begins at LATEST
                     # again until there is a checkpoint.
                     self._first.setdefault(lease_key, position)
-        for lease_key in entry.batched:
+        for lease_key in batched:
             self._parents_ended(lease_key)
 
     def _is_of_its_batch(
-        self, one: str, lease_name: str, position: Position, entry: LogEntry
+        self, one: str, lease_name: str, position: Position, batched: Collection[str]
     ) -> None:
         """S15: a row has the position of its event, and is committed under its own lease."""
         event = self.ledger.events.get(one)
-        if event is not None and (
-            event.position != position or event.lease_name not in entry.batched
-        ):
+        if event is not None and (event.position != position or event.lease_name not in batched):
             raise BrokenInvariantError(
                 f"S15: {one} of {event.lease_name} at {event.position} was committed as {position} "
-                f"of {lease_name} under {sorted(entry.batched)}"
+                f"of {lease_name} under {sorted(batched)}"
             )
 
     def _row_landed(self, one: str, key: str, number: int, lease_key: str) -> None:
@@ -233,8 +242,8 @@ class Checks(LeaseChecks):
             return
         for parent in lease.parent_shard_ids:
             row = self.lease(sibling(lease, parent))
-            late = row is not None and self._is_late_and_empty(row.transaction_key, lease_key)
-            ended = row is not None and (row.ended or row.transaction_key in self._ended)
+            late = row is not None and self._is_late_and_empty(row.unique_key, lease_key)
+            ended = row is not None and (row.ended or row.unique_key in self._ended)
             if row is not None and not ended and not late:
                 raise BrokenInvariantError(
                     f"S5: {lease_key} was committed before its parent {parent} had ended"

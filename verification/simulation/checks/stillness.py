@@ -175,5 +175,5 @@ class StillnessWatch:
         return {
             row.lease_key
             for row in checks.rows()
-            if not row.ended and (row.transaction_key in waiting or not checks.is_open(row))
+            if not row.ended and (row.unique_key in waiting or not checks.is_open(row))
         }

@@ -55,13 +55,15 @@ AWS_SITES: Final = (
     ),
 )
 LOCK_WRITES: Final = ("coordinator.PutItem", "coordinator.UpdateItem")
-TXN_VERSIONS_SITE: Final = "sink.numbers"
-"""The site of `txn_versions`. Released menus keep the name."""
+SITE_OF_CALL: Final = {"positions": "sink.numbers", "ensure": "sink.ensure_table"}
+"""Released menus keep the names of these sites."""
+OLD_SINK_SITE: Final = "sink.fence"
+"""A call that menus 1 to 9 list. There are no fences any more, so it is never made."""
 
 SINK_SITES: Final = (
-    TXN_VERSIONS_SITE,
+    "sink.numbers",
     "sink.commit",
-    "sink.fence",
+    OLD_SINK_SITE,
     "sink.ensure_table",
     "sink.write_dead_letters",
 )
@@ -79,7 +81,7 @@ _SINK_FAULTS: Final = {
     Fault.TIMEOUT_AFTER: SinkFault.LAND_AND_FAIL,
     Fault.THROTTLED: SinkFault.LOSE_RACE,
 }
-_LANDING: Final = ("sink.commit", "sink.fence")
+_LANDING: Final = ("sink.commit", OLD_SINK_SITE)
 _WRITES: Final = ("PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems")
 _HUNG_SECONDS: Final = (3.0, 10.0)
 _LATE_SECONDS: Final = 4.0
@@ -90,7 +92,7 @@ _HUNG_SHARE: Final = 0.2
 def applicable(site: str, fault: Fault) -> bool:
     """Whether a fault can happen at a call site.
 
-    Only commits and fences can be applied late or lose a race for the log. Only writes to a table
+    Only commits can be applied late or lose a race for the log. Only writes to a table
     can be delayed in the network.
     """
     if fault is Fault.LANDS_LATE:

@@ -9,8 +9,6 @@ from typing import Final
 
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
-from kcl_pipeline.leases.identity_check import protocol_of
-from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from kcl_pipeline.worker.dependencies import Mode
 from verification.simulation.environment.scheduler import Host
 
@@ -40,8 +38,6 @@ class Machine:
         configured: The streams in its settings, if `streams` is None.
         cpu_percent: The utilization that it reports, if workers report one.
         leaders: Number of processes with a leader that it has run.
-        positions: Its settings name the protocol `positions`.
-        follows: Its settings name no protocol, if one is recorded when a process starts.
     """
 
     name: str
@@ -57,23 +53,11 @@ class Machine:
     configured: tuple[str, ...] = ()
     cpu_percent: float = CALM_CPU_PERCENT
     leaders: int = 0
-    positions: bool = False
-    follows: bool = False
 
 
 def is_drawn(seed: int, name: str, trait: str, share: float) -> bool:
     """Whether the machine of this name has a trait that a share of all machines have."""
     return random.Random(f"{seed}/{name}/{trait}").random() < share
-
-
-def follows_record(machine: Machine, coordinator: InMemoryCoordinatorStateTable) -> bool:
-    """Whether a process that starts now can leave out the commit protocol.
-
-    The record must name one. The process that brings `positions` must name it.
-    """
-    record = coordinator.read_application() if coordinator.store.exists() else None
-    recorded = None if record is None else protocol_of(record.identity)
-    return recorded is not None and not (machine.positions and recorded == "two_phase")
 
 
 def is_expected(error: Exception) -> bool:

@@ -62,7 +62,7 @@ class Generation:
     def lease_name(self, shard_id: str) -> str:
         """The name of a shard's lease: account, stream, creation and shard.
 
-        It is the lease's key in the log of a sink (`Lease.transaction_key`).
+        See `Lease.unique_key`.
         """
         mark = self.mark
         return self.lease_key(shard_id) if mark is None else f"{shard_id}@{mark}"

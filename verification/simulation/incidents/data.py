@@ -198,7 +198,7 @@ class DataIncidents:
 
     def _name(self, key: str) -> str:
         row = self.world.leases.row(key)
-        return key if row is None else row.transaction_key
+        return key if row is None else row.unique_key
 
     def delete_row(self) -> None:
         """Delete a lease row by hand.

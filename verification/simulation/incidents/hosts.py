@@ -84,26 +84,6 @@ class HostIncidents:
             machine.stop.set()
             self.world.start(self._next("d"), strategy=machine.strategy, is_worker=True)
 
-    def change_protocol(self) -> None:
-        """Deploy the setting `positions`: the workers are replaced one by one.
-
-        Meanwhile, workers with two_phase go on, until they take another lease. Those that follow
-        the record are not replaced: they end by themselves, and start again. Nothing happens in a
-        fleet that has positions, or whose sink cannot store them.
-        """
-        world, scenario = self.world, self.world.scenario
-        if world.upgraded or scenario.positions or scenario.sink_address is None:
-            return
-        world.upgraded = True
-        replaced = [one for one in world.workers_at_work() if not one.follows]
-        for machine in replaced or world.workers_at_work()[:1]:
-            self.later(self.rng.uniform(0.0, 10.0), partial(self._replace, machine))
-
-    def _replace(self, machine: Machine) -> None:
-        if machine in self.world.workers_at_work():
-            machine.stop.set()
-            self.world.start(self._next("u"), strategy=machine.strategy, is_worker=True)
-
     def join(self) -> None:
         """Start one more worker."""
         self.world.start(self._next("j"), strategy=STRATEGIES[0], is_worker=True)

@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from verification.simulation.environment.calls import OLD_SITE, SITES, Fault, applicable
+from verification.simulation.environment.calls import (
+    OLD_SINK_SITE,
+    OLD_SITE,
+    SITES,
+    Fault,
+    applicable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,8 @@ class Menu:
         faults: The faults that the chance of each call draws from.
         stops_leader: Whether every other graceful stop of a rehearsal comes with a new leader.
         leaderless: Whether some fleets have no leader, and the others fall back when nobody leads.
-        positions: Whether half of the fleets store positions in the table.
         deletes_rows: Whether deleted rows repeat nothing in these fleets.
-        records_sink: Whether workers record the sink, and so the commit protocol.
-        follows: Whether half of the workers name no commit protocol, and follow the record.
+        records_sink: Whether workers record the sink.
         rare_sites: How many times as likely a fault is at a call site that is seldom reached.
     """
 
@@ -41,11 +45,9 @@ class Menu:
     faults: tuple[Fault, ...]
     stops_leader: bool = False
     leaderless: bool = False
-    positions: bool = False
     deletes_rows: bool = False
     rare_sites: Mapping[str, float] = field(default_factory=dict)
     records_sink: bool = False
-    follows: bool = False
 
     @property
     def cells(self) -> tuple[tuple[str, Fault], ...]:
@@ -124,8 +126,6 @@ _INCIDENTS_7: Final = (*_INCIDENTS_5, "delete_rows")
 
 _INCIDENTS_8: Final = (*_INCIDENTS_7, "delete_tables")
 
-_INCIDENTS_10: Final = (*_INCIDENTS_8, "change_protocol")
-
 _SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
 _SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
@@ -153,13 +153,17 @@ _RARE_SITES: Final = {
 }
 """Without it, some cell has no fault in one of some hundred sets of 2,300 seeds."""
 
-_MENU_6: Final = Menu(
-    6, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True, positions=True
-)
+_MENU_6: Final = Menu(6, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True)
 _MENU_7: Final = replace(_MENU_6, version=7, incidents=_INCIDENTS_7, deletes_rows=True)
 _MENU_8: Final = replace(_MENU_7, version=8, incidents=_INCIDENTS_8)
 _MENU_9: Final = replace(_MENU_8, version=9, rare_sites=_RARE_SITES)
-_MENU_10: Final = replace(_MENU_9, version=10, incidents=_INCIDENTS_10, records_sink=True)
+_MENU_10: Final = replace(
+    _MENU_9,
+    version=10,
+    sites=tuple(site for site in SITES if site != OLD_SINK_SITE),
+    rare_sites={site: factor for site, factor in _RARE_SITES.items() if site != OLD_SINK_SITE},
+    records_sink=True,
+)
 
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
@@ -172,7 +176,6 @@ MENUS: Final = {
     8: _MENU_8,
     9: _MENU_9,
     10: _MENU_10,
-    11: replace(_MENU_10, version=11, follows=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)

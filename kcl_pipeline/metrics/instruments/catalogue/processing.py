@@ -93,22 +93,6 @@ INSTRUMENTS: Final = (
         dimensions=OF_LEASE,
     ),
     counter(
-        "UpdateLease.Success",
-        _PROCESS,
-        DETAILED,
-        "prepares of a shard",
-        {ev.BatchCommitted: lambda e: 1 if "prepare" in e.milliseconds else None},
-        dimensions=OF_LEASE,
-    ),
-    histogram(
-        "UpdateLease.Time",
-        _PROCESS,
-        DETAILED,
-        "prepare of a batch, after its files were written, per shard",
-        _phase("prepare"),
-        dimensions=OF_LEASE,
-    ),
-    counter(
         "KinesisDataFetcher.getRecords.Success",
         _PROCESS,
         DETAILED,

@@ -16,9 +16,9 @@ from kcl_pipeline.control.moving import Moving
 from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.control.retire.parts import PartFinder
 from kcl_pipeline.control.retire.run import Retiring
-from kcl_pipeline.control.seek.log import log_of_sink
 from kcl_pipeline.control.seek.run import Seeking
 from kcl_pipeline.control.seek.target import seek_target
+from kcl_pipeline.control.sinks import position_sink
 from kcl_pipeline.orchestration.assets.access import PipelineResources
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
 from kcl_pipeline.orchestration.assets.names import Names
@@ -199,7 +199,7 @@ def _seek(
         seek_target(config.to, config.ago, config.after, app.clock.wall()),
         stream=config.only_stream,
         shards=config.shards,
-        sink=log_of_sink(pipeline.sink, pipeline.name),
+        sink=position_sink(pipeline.sink, pipeline.name),
     )
     if config.dry_run:
         plan = seeking.plan()

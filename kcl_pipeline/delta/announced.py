@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kcl_pipeline.delta.commits.announcements import (
+from kcl_pipeline.delta.errors import delta_errors
+from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.sinks.announcements import (
     FOLDER,
     MAX_ANNOUNCEMENT_BYTES,
     AnnouncementError,
     decoded,
     is_announcement,
 )
-from kcl_pipeline.delta.errors import delta_errors
-from kcl_pipeline.delta.storage.storage import open_storage, table_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class AnnouncementRemoval:
                 self._storage.delete(name)
 
     def _owns(self, path: str, data: bytes) -> bool | None:
-        """Return whether all leases are of the application. None: it cannot be read."""
+        """Return whether all shards are of the application. None: it cannot be read."""
         try:
             batch = decoded(data, path)
         except AnnouncementError:
             return None
-        return all(one.data_id.startswith(self._prefix) for one in batch.claims)
+        return all(one.key.startswith(self._prefix) for one in batch.entries)

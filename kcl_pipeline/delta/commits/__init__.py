@@ -1,1 +1,0 @@
-"""Announce, combine and encode commits."""

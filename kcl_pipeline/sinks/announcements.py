@@ -1,0 +1,369 @@
+"""Announce prepared batches, so that other writers commit them together with their own.
+
+See docs/decisions/0003-combined-commits.md. An announcement is a small JSON object: the files of a
+batch, the id and form of the table, and per shard what the table must have and what it gets. Any
+writer may commit it at any later time, also after its author died, if and only if the table has
+**exactly** what is expected. The number of a shard never falls, so it is committed at most once,
+and one that does not match any more can never be committed.
+
+Every process that may write to the store can create an announcement, so it is parsed strictly and
+with limits; the log checks its files (`Log.problem`). An announcement is **not authenticated**: a
+process that may write to a table's folder may also write to its log. The checks prevent that a
+defective or forged announcement makes the table unreadable or stops the commits of other workers.
+An invalid one is removed, or ignored by this process if it cannot be removed, with an event.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Final
+
+import msgspec
+
+from kcl_pipeline.batch import DataFile
+from kcl_pipeline.errors import TableMismatchError
+from kcl_pipeline.events import AnnouncementRejected, EventSink, ignore_events
+from kcl_pipeline.position import Position
+from kcl_pipeline.sinks.log import Head, Log
+from kcl_pipeline.sinks.objects import ObjectStore, StoredObject, UnsafeObjectError
+from kcl_pipeline.sinks.sink import Entry, StoredPosition
+from kcl_pipeline.text import printable
+
+FOLDER: Final = "_kcl_pipeline/announced"
+MAX_ANNOUNCEMENT_BYTES: Final = 1024 * 1024
+"""Enough for about 5,000 files. A larger batch is committed by its writer alone."""
+MAX_ENTRIES: Final = 2000
+MAX_PIGGYBACKED: Final = 64
+"""Batches of others in one commit."""
+MAX_PIGGYBACKED_ITEMS: Final = 10_000
+"""Files and shards of others in one commit."""
+MAX_HELD_BYTES: Final = 16 * MAX_ANNOUNCEMENT_BYTES
+"""Size of the announcements that one process keeps. More are read after these are committed."""
+MAX_LISTED: Final = 10_000
+MAX_READ: Final = 100
+"""Announcements that one pass reads, or rejects unread. The next pass continues."""
+MAX_LINE: Final = 500
+_LOG: Final = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(rf"{FOLDER}/([0-9a-f]{{32}})\.json")
+_MAX_LONG: Final = 2**63 - 1
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LONG)]
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class AnnouncementError(ValueError):
+    """The object is not a valid announcement. The message does not quote its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A batch that is ready to be committed.
+
+    Attributes:
+        table_id: Id of the table that its entries were read from.
+        files: Files that are written and not committed yet.
+        entries: Its shards. Their keys begin with the application.
+        form: The `Head.form` that the files were checked against.
+        name: Object name of its announcement; empty while it is not announced.
+    """
+
+    table_id: str
+    files: tuple[DataFile, ...]
+    entries: tuple[Entry, ...]
+    form: str = ""
+    name: str = ""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """What no other batch of the same commit may name."""
+        return frozenset(one.key for one in self.entries)
+
+    def fits(self, head: Head) -> bool:
+        """Return whether the table is the expected one, with exactly the expected positions."""
+        return self.table_id == head.table_id and all(
+            head.stored(one.key) == one.expected for one in self.entries
+        )
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    path: Annotated[str, msgspec.Meta(max_length=1024)]
+    size: _Count
+    rows: _Count
+    partition_values: dict[str, str | None]
+    modified_millis: _Count
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    number: _Count
+    sequence_number: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,129}$")] | None = None
+    sub: _Count = 0
+    ended: bool = False
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    key: _Text
+    expected: _Stored
+    becomes: _Stored
+
+
+class _Announcement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    table_id: _Text
+    form: Annotated[str, msgspec.Meta(max_length=128)]
+    files: list[_File]
+    entries: Annotated[list[_Entry], msgspec.Meta(min_length=1, max_length=MAX_ENTRIES)]
+
+
+_DECODER: Final = msgspec.json.Decoder(_Announcement)
+
+
+def is_announcement(name: str) -> bool:
+    """Whether an object of this name can be an announcement. Other objects are never opened."""
+    return _NAME.fullmatch(name) is not None
+
+
+def encoded(batch: PreparedBatch) -> bytes:
+    """Encode a batch as an announcement."""
+    files = [
+        _File(one.path, one.size, one.rows, dict(one.partition_values), one.modified_millis)
+        for one in batch.files
+    ]
+    entries = [_Entry(e.key, _values(e.expected), _values(e.becomes)) for e in batch.entries]
+    return msgspec.json.encode(_Announcement(batch.table_id, batch.form, files, entries))
+
+
+def decoded(data: bytes, name: str) -> PreparedBatch:
+    """Decode and validate an announcement. Its files are checked by `Log.problem`.
+
+    Raises:
+        AnnouncementError: The announcement is invalid.
+    """
+    if not is_announcement(name):
+        raise AnnouncementError("its name is not the name of an announcement")
+    if len(data) > MAX_ANNOUNCEMENT_BYTES:
+        raise AnnouncementError(f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
+    try:
+        content = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # msgspec's message names the field. It quotes no value, only names of unknown fields.
+        raise AnnouncementError(f"it is malformed: {str(error)[:200]!r}") from error
+    files = tuple(
+        DataFile(one.path, one.size, one.rows, one.partition_values, one.modified_millis)
+        for one in content.files
+    )
+    batch = PreparedBatch(
+        content.table_id, files, tuple(map(_entry, content.entries)), content.form, name
+    )
+    if len({file.path for file in files}) != len(files):
+        raise AnnouncementError("it names a file twice")
+    if len(batch.keys) != len(batch.entries):
+        raise AnnouncementError("it names a shard twice")
+    return batch
+
+
+def _values(stored: StoredPosition) -> _Stored:
+    position = stored.position
+    if position is None:
+        return _Stored(stored.number, ended=stored.ended)
+    number, sub = position.sequence_number, position.sub_sequence_number
+    return _Stored(stored.number, number, sub, stored.ended)
+
+
+def _stored(values: _Stored) -> StoredPosition:
+    number = values.sequence_number
+    position = None if number is None else Position(number, values.sub)
+    return StoredPosition(values.number, position, values.ended)
+
+
+def _entry(one: _Entry) -> Entry:
+    becomes = _stored(one.becomes)
+    entry = Entry(one.key, _stored(one.expected), becomes.position, becomes.ended)
+    if entry.becomes != becomes:
+        raise AnnouncementError("a position does not follow the expected one")
+    return entry
+
+
+class AnnouncementStore:
+    """The announcements of one table.
+
+    No failure here stops a commit: a batch that cannot be announced is committed by its writer
+    alone, and an announcement that cannot be used is committed by its writer.
+
+    Args:
+        objects: Has the announcements below `FOLDER`.
+        events: Receives rejected announcements.
+    """
+
+    def __init__(self, objects: ObjectStore, events: EventSink = ignore_events) -> None:
+        self._objects = objects
+        self._events = events
+        self._known: dict[str, tuple[PreparedBatch, int]] = {}
+        self._ignored: set[str] = set()
+
+    def announce(self, batch: PreparedBatch, head: Head, log: Log) -> PreparedBatch:
+        """Announce the batch to all writers.
+
+        Returns:
+            The batch with the name of its announcement; unchanged if that failed.
+        """
+        try:
+            unique = log.batch_name(batch.files)
+            if unique is None:
+                return batch
+            named = replace(batch, form=head.form, name=f"{FOLDER}/{unique}.json")
+            data = encoded(named)
+            decoded(data, named.name)  # as other writers will do
+            with self._objects.create(named.name) as stream:
+                stream.write(data)
+        except (OSError, AnnouncementError) as error:
+            _LOG.warning("cannot announce a batch, committing it alone: %s", _line(error))
+            return batch
+        return named
+
+    def remove(self, batches: Iterable[PreparedBatch]) -> None:
+        """Delete announcements that are committed, or that can never be committed."""
+        for batch in batches:
+            if batch.name:
+                self._delete(batch.name)
+
+    def reject(self, names: Iterable[str], reason: str) -> None:
+        """Remove announcements that cannot be used. This process never reads the others again."""
+        for name in names:
+            self._reject(name, reason)
+
+    def piggybacked(self, head: Head, own: PreparedBatch, log: Log) -> tuple[PreparedBatch, ...]:
+        """Announced batches that can be committed after `head` together with `own`.
+
+        Their expected positions match exactly, no shard occurs twice, and their files exist. An
+        announcement that was read before the previous call and does not match now can never be
+        committed, and is deleted: it was read before the log, so it cannot be newer.
+        """
+        before = set(self._known)
+        self._read(skip=own.name)
+        taken, items = set(own.keys), 0
+        found: list[PreparedBatch] = []
+        for batch, _ in list(self._known.values()):
+            if len(found) >= MAX_PIGGYBACKED:
+                break
+            if not _matches(batch, head):
+                if batch.name in before:
+                    self.remove([batch])
+                continue
+            try:
+                problem = log.problem(batch.name[len(FOLDER) + 1 : -5], batch.files)
+            except OSError as error:  # does not mean that the announcement is invalid
+                _LOG.info("cannot read a file of an announced batch: %s", _line(error))
+                continue
+            if problem is not None:
+                self._reject(batch.name, problem)
+                continue
+            size = len(batch.files) + len(batch.entries)
+            if taken.isdisjoint(batch.keys) and items + size <= MAX_PIGGYBACKED_ITEMS:
+                taken |= batch.keys
+                items += size
+                found.append(batch)
+        return tuple(found)
+
+    def _read(self, skip: str) -> None:
+        """Update `_known` to the announced batches; `skip` is this writer's own."""
+        listing = self._listing()
+        if listing is None:
+            self._known = {}
+            return
+        names = {stored.path for stored in listing}
+        self._known = {name: one for name, one in self._known.items() if name in names}
+        self._ignored &= names
+        names_to_read = self._select(listing, skip)
+        try:
+            for path, found in self._objects.read_each(
+                FOLDER, names_to_read, MAX_ANNOUNCEMENT_BYTES
+            ):
+                self._add(path, found)
+        except OSError as error:
+            _LOG.info("cannot read the announcements: %s", _line(error))
+
+    def _select(self, listing: Iterable[StoredObject], skip: str) -> list[str]:
+        """Names of the announcements to read now. Invalid names and sizes are rejected."""
+        free_bytes = MAX_HELD_BYTES - sum(size for _, size in self._known.values())
+        selected: list[str] = []
+        rejected = 0
+        for stored in listing:
+            if stored.path == skip or stored.path in self._known or stored.path in self._ignored:
+                continue
+            is_valid_name = is_announcement(stored.path)
+            fits = stored.size <= min(free_bytes, MAX_ANNOUNCEMENT_BYTES)
+            if is_valid_name and fits and len(selected) < MAX_READ:
+                free_bytes -= stored.size
+                selected.append(stored.path.removeprefix(f"{FOLDER}/"))
+            elif rejected >= MAX_READ:
+                continue
+            elif not is_valid_name:
+                rejected += 1
+                self._ignore(stored.path, "its name is not the name of an announcement")
+            elif stored.size > MAX_ANNOUNCEMENT_BYTES:
+                rejected += 1
+                self._reject(stored.path, f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
+        return selected
+
+    def _add(self, path: str, found: bytes | OSError) -> None:
+        """Keep an announcement that was read, or reject it."""
+        try:
+            if isinstance(found, OSError):
+                raise found
+            self._known[path] = decoded(found, path), len(found)
+        except (AnnouncementError, UnsafeObjectError) as error:
+            self._reject(path, _line(error))
+        except OSError as error:  # deleted since it was listed, or cannot be read now
+            _LOG.debug("cannot read an announcement: %s", _line(error))
+
+    def _listing(self) -> list[StoredObject] | None:
+        try:
+            return self._objects.list(FOLDER, MAX_LISTED)
+        except UnsafeObjectError as error:
+            if FOLDER not in self._ignored:
+                self._ignore(FOLDER, _line(error))
+        except OSError as error:
+            _LOG.info("cannot list the announcements: %s", _line(error))
+        return None
+
+    def _delete(self, name: str) -> bool:
+        self._known.pop(name, None)
+        try:
+            self._objects.delete(name)
+        except OSError as error:
+            _LOG.info("cannot delete a finished announcement: %s", _line(error))
+            return False
+        return True
+
+    def _reject(self, name: str, reason: str) -> None:
+        if self._delete(name):
+            self._events(AnnouncementRejected(printable(name, MAX_LINE), reason, removed=True))
+        else:
+            self._ignore(name, reason)
+
+    def _ignore(self, name: str, reason: str) -> None:
+        self._ignored.add(name)
+        self._events(AnnouncementRejected(printable(name, MAX_LINE), reason, removed=False))
+
+
+def _matches(batch: PreparedBatch, head: Head) -> bool:
+    try:
+        return batch.form == head.form and batch.fits(head)
+    except TableMismatchError:  # a position that another program changed
+        return False
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return printable(lines[0], MAX_LINE) if lines else type(error).__name__
+
+
+def combined(
+    batches: Iterable[PreparedBatch],
+) -> tuple[tuple[DataFile, ...], Mapping[str, StoredPosition]]:
+    """Return the files and the positions of one commit with all these batches."""
+    found = tuple(batches)
+    files = tuple(file for batch in found for file in batch.files)
+    return files, {one.key: one.becomes for batch in found for one in batch.entries}

@@ -1,0 +1,198 @@
+"""The interface `Sink`: where a worker commits the rows of a batch and the positions of its shards.
+
+A table stores an id and, per shard, a number v, the position p of the last row, and whether the
+shard has ended. A commit adds files and sets these values for several shards, all or none. It is
+refused unless the table has exactly what the committer read, so a paused writer cannot commit a
+range again. See docs/architecture.md, "Exactly once".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Written
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import StreamId
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """What a table stores for a shard. `StoredPosition()`: nothing yet.
+
+    Attributes:
+        number: How many times the position was set. It never falls.
+        position: Position of the last row (inclusive). None: no row of the shard is in the table,
+            or a seek has removed the position.
+        ended: Whether the shard takes no more rows.
+    """
+
+    number: int = 0
+    position: Position | None = None
+    ended: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the table has a position or an end of the shard."""
+        return self.position is not None or self.ended
+
+
+NOTHING_STORED = StoredPosition()
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What a table stores for several shards, read at one version.
+
+    Attributes:
+        table_id: Id of the table, which no other table has. None: the table does not exist.
+        shards: One value for each requested key.
+    """
+
+    table_id: str | None
+    shards: Mapping[str, StoredPosition] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One shard of a commit.
+
+    Attributes:
+        key: The shard, see `shard_key`.
+        expected: What the committer read.
+        position: The new position (inclusive).
+        ended: Whether the shard takes no more rows.
+    """
+
+    key: str
+    expected: StoredPosition
+    position: Position | None
+    ended: bool = False
+
+    @property
+    def becomes(self) -> StoredPosition:
+        """What the table stores after the commit."""
+        return StoredPosition(self.expected.number + 1, self.position, self.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """Whether a commit landed.
+
+    Attributes:
+        version: A version of the table that has the commit. None: it was refused.
+        refused: Keys of the entries of which anything differs from what was expected; all keys if
+            the table has another id.
+    """
+
+    version: int | None
+    refused: tuple[str, ...] = ()
+
+
+class Sink(Protocol):
+    """Where a worker commits batches.
+
+    Files are written by a `batch.BatchWriter` before the commit.
+
+    Attributes:
+        stores_positions: False: the positions are those that this process has committed, as with a
+            user's function. Then records are processed at least once.
+    """
+
+    @property
+    def stores_positions(self) -> bool: ...  # noqa: D102 (see Attributes)
+
+    def ensure(self, schema: pa.Schema) -> None:
+        """Create the table, or add missing columns.
+
+        Raises:
+            TableMismatchError: The columns do not fit the table. The message names them.
+            SinkError: The table cannot be used now.
+        """
+
+    def positions(self, keys: Sequence[str]) -> Positions:
+        """Return the id of the table and what it stores, at the end of its log.
+
+        Raises:
+            TableMismatchError: The table may not be written, or a position cannot be read.
+            SinkError: The table cannot be read now.
+        """
+
+    def commit(
+        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+    ) -> CommitOutcome:
+        """Add the files and set all entries, or change nothing.
+
+        Also if an earlier attempt or another writer has committed the same entries, they have
+        landed.
+
+        Args:
+            table_id: From `positions`, before the files were written.
+            written: The files; without files only the entries are set.
+            entries: At least one, each key once.
+
+        Raises:
+            ValueError: There is no entry, or a key occurs twice.
+            SinkError: The outcome is unknown. Call again, or read `positions`.
+        """
+
+    def write_dead_letters(self, records: pa.Table) -> None:
+        """Append failed records to the dead-letter table, unless the table has them already.
+
+        A record is identified by `lease_key`, `sequence_number` and `sub_sequence_number`, so a
+        batch may be repeated, also with another end.
+
+        Args:
+            records: `RECORD_SCHEMA` and at least the columns `lease_key` and `error`.
+
+        Raises:
+            SinkError: The caller may repeat the call.
+        """
+
+
+@runtime_checkable
+class CheckedSink(Protocol):
+    """A sink that can check its output before the first batch."""
+
+    def check(self) -> object:
+        """Check that the output can be written.
+
+        Raises:
+            TableMismatchError: It cannot, also later.
+            SinkError: It cannot be reached now.
+        """
+
+
+def shard_key(stream: StreamId, shard_id: str) -> str:
+    """Return the key of a shard in a sink: ARN and creation time of its stream, and the shard.
+
+    A stream that is created again has other keys. A stream whose description has no creation time
+    uses 0, and one whose description has no ARN its name.
+
+    Args:
+        stream: The stream, as the service or its lease keys describe it.
+        shard_id: The shard.
+
+    Raises:
+        SinkError: The ARN is not known, because the service does not describe the stream now.
+    """
+    created = stream.creation_epoch
+    if created is None:
+        created = (stream.created_millis or 0) // 1000
+    if stream.arn is None and stream.account is not None:
+        raise SinkError(
+            f"the shard {shard_id} of {stream.name} has no key in the sink: the ARN of its stream "
+            "is unknown"
+        )
+    return f"{stream.arn or stream.name}/{created}/{shard_id}"
+
+
+def check_entries(entries: Sequence[Entry]) -> None:
+    """Raise `ValueError` unless there are entries and each key occurs once."""
+    keys = [entry.key for entry in entries]
+    if not keys or len(set(keys)) != len(keys):
+        raise ValueError(f"a commit needs at least one entry, and each key once: {keys}")

@@ -1,0 +1,422 @@
+"""Commit batches exactly once.
+
+The table of the sink stores, per shard, a number v, the position p of the last row, and whether the
+shard has ended. One commit adds the files of a batch and moves p to the end of each of its ranges.
+It is refused unless v, p and the id of the table are those that this worker read before it wrote
+the files. So a paused worker cannot commit a range again. Safety depends neither on the lease row,
+nor on its counter, nor on who holds the lease.
+
+A lease goes through these steps, which are the methods of `BatchCommit` in their order:
+
+1. `start`. The worker has read the row; it reads the table, and continues after the later one of
+   the checkpoint C and p. C is ahead of p only if a Java worker has processed the records between
+   the two, or the table has no position. Then the row is renewed first: if a seek has changed it
+   since it was read, the renewal is refused, and row and table are read again.
+2. `commit`. The first commit of a child shard also ends each ancestor that the table does not show
+   as ended. So no row of an ancestor lands after a row of a descendant.
+3. `end`. The table learns that the shard has ended before the row does.
+4. `checkpoint`. The row gets p, for workers of the Java KCL and for the next start. Renewals write
+   it; a handoff, a stop and the end of the shard flush it.
+
+The row also has a *mark*: the last checkpoint that was written by this package and that the table
+had. If p is before the mark, the table is an older copy, or another one, and the lease stops.
+
+With a user's function as the sink nothing is stored. Its positions are those that this process has
+committed since it took the lease, and its checkpoints follow each batch.
+
+See docs/architecture.md, "Exactly once".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.errors import (
+    AwsError,
+    CommitStoppedError,
+    OtherTableError,
+    SinkError,
+    TableMismatchError,
+)
+from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.store import MapCallable, serial_map
+from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.sinks.sink import (
+    NOTHING_STORED,
+    CommitOutcome,
+    Entry,
+    Positions,
+    Sink,
+    StoredPosition,
+    shard_key,
+)
+from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
+
+COMMIT: Final = RetryPolicy(
+    120.0,
+    first_wait_seconds=0.25,
+    longest_wait_seconds=2.0,
+    transient=(SinkError,),
+    permanent=(TableMismatchError,),
+)
+_EXPIRED: Final = "the lease expired before the commit"
+_OVERTAKEN: Final = "the table has another commit; row and table are read again"
+_CURE: Final = (
+    "put the table back, or choose where the shard continues with `kcl-pipeline seek`, or delete "
+    "the lease row: then the shard continues after its position in the present table"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The outcome of a commit.
+
+    Attributes:
+        landed: Whether all ranges of the batch are in the table.
+        version: A version of the table that has the commit. None: it did not land, or there is no
+            table because no batch has had a column yet.
+        refused: Why shards prevented the commit, by lease key. Empty if it landed.
+    """
+
+    landed: bool
+    version: int | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A batch that landed.
+
+    Attributes:
+        lease_keys: The leases of its ranges.
+        rows: Number of rows in its files.
+        version: See `CommitResult`.
+        milliseconds: Duration by step.
+    """
+
+    lease_keys: tuple[str, ...]
+    rows: int
+    version: int | None
+    milliseconds: dict[str, float]
+
+
+class BatchCommit:
+    """Commits the batches of one worker. Only the processing thread uses it.
+
+    Args:
+        leases: The leases of this worker.
+        sink: Where batches are committed.
+        lineage: Returns the ancestors of a shard that its stream lists. Raises `AwsError`.
+        clock: Limits the time of retries.
+        events: Receives failed attempts.
+        rng: Spreads the waits of workers that fail together.
+        stop: Ends the waits. None: nothing ends them early.
+        map: Runs the renewals of several rows.
+        flush_seconds: Longest time between a commit and its checkpoint. None: renewals write all
+            checkpoints.
+    """
+
+    def __init__(
+        self,
+        leases: HeldLeases,
+        sink: Sink,
+        lineage: Callable[[ShardConsumer], Collection[str]],
+        clock: Clock,
+        events: EventSink,
+        *,
+        rng: random.Random,
+        stop: StopSignal | None = None,
+        map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
+        flush_seconds: float | None = None,
+    ) -> None:
+        self._leases = leases
+        self._sink = sink
+        self._lineage = lineage
+        self._clock = clock
+        self._events = events
+        self._rng = rng
+        self._stop = stop or clock.signal()
+        self._map = map
+        self._flush_seconds = flush_seconds if sink.stores_positions else 0.0
+
+    # -- 1. start
+
+    def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, Positions]:
+        """Return what the table has of each shard, by lease key. One read covers all of them.
+
+        Call it after the rows of the leases were read.
+
+        Returns:
+            Nothing for a shard that has no key. Empty: the table cannot be read now.
+        """
+        keys: dict[str, str] = {}
+        for consumer in consumers:
+            try:
+                keys[consumer.lease_key] = _key(consumer)
+            except SinkError as error:
+                self._events(AwsTrouble(f"key of {consumer.lease_key} in the sink", str(error)))
+        try:
+            found = self._sink.positions(list(keys.values())) if keys else Positions(None)
+        except SinkError as error:
+            self._events(AwsTrouble("reading of the positions in the table", str(error)))
+            return {}
+        return {
+            lease_key: Positions(found.table_id, {key: found.shards[key]})
+            for lease_key, key in keys.items()
+        }
+
+    def start(
+        self, consumers: Sequence[ShardConsumer], seen: Mapping[str, Positions]
+    ) -> dict[str, Position | Exception]:
+        """Find out where shards are read from.
+
+        Args:
+            consumers: The shards, whose parents have ended. Their rows are as this worker last read
+                or wrote them.
+            seen: From `look_up`.
+
+        Returns:
+            By lease key, the position after which the shard is read (exclusive); SHARD_END if it
+            has ended. Or the error: `LeaseLostError` if the row was refused, `OtherTableError` if
+            the table is not the one that the row was written for, `SinkError` or `AwsError` if
+            nothing is decided and the caller tries again.
+        """
+        found: dict[str, Position | Exception] = {}
+        ready: list[ShardConsumer] = []
+        for consumer in consumers:
+            try:
+                self._read_table(consumer, seen.get(consumer.lease_key))
+                ready.append(consumer)
+            except (AwsError, SinkError) as error:
+                found[consumer.lease_key] = error
+        outcomes = list(self._map(self._start_one, ready))
+        return found | {c.lease_key: one for c, one in zip(ready, outcomes, strict=True)}
+
+    def _read_table(self, consumer: ShardConsumer, seen: Positions | None) -> None:
+        """Note what the table has of a shard, and of the ancestors that its first commit ends."""
+        key = _key(consumer)
+        if seen is None:
+            seen = self._sink.positions([key])
+        own, ancestors = seen.shards[key], dict[str, StoredPosition]()
+        if self._sink.stores_positions and not own.has_begun and seen.table_id is not None:
+            keys = [shard_key(consumer.stream, one) for one in sorted(self._lineage(consumer))]
+            if keys:
+                found = self._sink.positions(keys)
+                if found.table_id != seen.table_id:
+                    raise SinkError("the table was replaced while it was read; it is read again")
+                ancestors = dict(found.shards)
+        consumer.note_table(seen.table_id, own, ancestors)
+
+    def _start_one(self, consumer: ShardConsumer) -> Position | Exception:
+        """Return the position or the error, so that one error does not delay other shards."""
+        try:
+            return self._position_of(consumer)
+        except Exception as error:  # noqa: BLE001 (the caller has the outcomes of all shards)
+            return error
+
+    def _position_of(self, consumer: ShardConsumer) -> Position:
+        lease, stored = consumer.held.lease, consumer.stored
+        in_table = stored.position
+        if not self._sink.stores_positions:  # what was committed since the lease was taken
+            own = consumer.committed
+            in_table = None if own is None or own.is_sentinel else own
+        if self._sink.stores_positions and _is_older(lease.table_mark, in_table):
+            self._leases.renew(consumer.held)
+            raise OtherTableError(
+                f"{lease.lease_key} stands still: its row was written when the table had the "
+                f"position {lease.table_mark}, and the table has "
+                f"{'none' if in_table is None else in_table}: it is an older copy, or another "
+                f"table; {_CURE}"
+            )
+        if stored.ended:
+            return SHARD_END
+        if in_table is None or lease.checkpoint > in_table or consumer.is_refused:
+            self._leases.renew(consumer.held)
+            lease = consumer.held.lease
+        position = checkpoint = lease.checkpoint
+        if in_table is not None:
+            position = max(position, in_table)
+            self._note_processed(consumer, in_table)
+        elif position == LATEST and stored == NOTHING_STORED and consumer.knows_ancestor:
+            # A leader that does not ask the table has created the row.
+            position = checkpoint = TRIM_HORIZON
+        consumer.settle(position, checkpoint)
+        return position
+
+    # -- 2. commit
+
+    def create_table(
+        self, batch: Batch, consumers: Mapping[str, ShardConsumer], written: Written
+    ) -> bool:
+        """Create the table if it did not exist when the shards were started.
+
+        Returns:
+            Whether the files must be written again: they were written before the id of the table
+            was known, so they may be in the folder of a former table.
+
+        Raises:
+            SinkError: The table cannot be created now.
+        """
+        new = [c for part in batch.ranges if (c := consumers[part.lease_key]).table_id is None]
+        if not new:
+            return False
+        if written.schema is not None:
+            self._retried("creation of the table", lambda: self._ensure(written.schema))
+        found = self._sink.positions([_key(c) for c in new])
+        for consumer in new:
+            if found.shards[_key(consumer)] == consumer.stored:
+                consumer.table_id = found.table_id
+        return bool(written.files) and found.table_id is not None
+
+    def _ensure(self, schema: pa.Schema | None) -> None:
+        if schema is not None:
+            self._sink.ensure(schema)
+
+    def commit(
+        self, batch: Batch, consumers: Mapping[str, ShardConsumer], written: Written
+    ) -> CommitResult:
+        """Commit a batch, with all of its ranges or none.
+
+        Raises:
+            CommitStoppedError: The worker stops.
+            SinkError: The outcome is unknown. The shards must be started again.
+        """
+        batched = [consumers[part.lease_key] for part in batch.ranges]
+        ids = {one.table_id for one in batched}
+        table_id = ids.pop() if len(ids) == 1 else self._sink.positions([]).table_id
+        refused = {c.lease_key: _OVERTAKEN for c in batched if c.table_id != table_id}
+        entries = {
+            _key(consumers[part.lease_key]): Entry(
+                _key(consumers[part.lease_key]), consumers[part.lease_key].stored, part.through
+            )
+            for part in batch.ranges
+        }
+        for consumer in batched:
+            for entry in consumer.ends_of_ancestors():
+                if entries.setdefault(entry.key, entry).ended is False:
+                    refused[consumer.lease_key] = "an ancestor is in the same batch"
+        if refused:
+            return CommitResult(landed=False, refused=refused)
+
+        def once() -> CommitResult:
+            gone = {c.lease_key: _EXPIRED for c in batched if not self._holds(c)}
+            if gone:
+                return CommitResult(landed=False, refused=gone)
+            if table_id is None:  # No batch has had a column yet: there is nothing to store.
+                return CommitResult(landed=True)
+            outcome = self._sink.commit(table_id, written, list(entries.values()))
+            return CommitResult(
+                outcome.version is not None, outcome.version, _refused(batched, outcome)
+            )
+
+        result = self._retried(f"commit of the batch {batch.batch_id}", once)
+        if result.landed:
+            now = self._clock.monotonic()
+            for part in batch.ranges:
+                consumer = consumers[part.lease_key]
+                is_stored = table_id is not None
+                stored = entries[_key(consumer)].becomes if is_stored else consumer.stored
+                consumer.note_committed(part.through, stored, now)
+                self._note_processed(consumer, part.through)
+        return result
+
+    # -- 3. end
+
+    def end(self, consumer: ShardConsumer) -> bool:
+        """Note in the table that it has all records of the shard. SHARD_END is written after this.
+
+        Returns:
+            False: the table has another commit. The shard must be started again.
+
+        Raises:
+            SinkError: The outcome is unknown. Call again.
+        """
+        if not self._sink.stores_positions or consumer.stored.ended:
+            return True
+        key, committed = _key(consumer), consumer.committed
+        if consumer.table_id is None:
+            found = self._sink.positions([key])
+            if found.table_id is None:
+                return True
+            if found.shards[key] != consumer.stored:
+                return False
+            consumer.table_id = found.table_id
+        position = consumer.stored.position
+        if committed is not None and not committed.is_sentinel:
+            position = committed
+        entry = Entry(key, consumer.stored, position, ended=True)
+        outcome = self._sink.commit(
+            consumer.table_id, NOTHING_WRITTEN, [entry, *consumer.ends_of_ancestors()]
+        )
+        if outcome.version is None:
+            return False
+        consumer.stored = entry.becomes
+        return True
+
+    # -- 4. checkpoint
+
+    def checkpoint(self, consumer: ShardConsumer) -> None:
+        """Write the committed position to the lease row, unless it is there already.
+
+        Raises:
+            LeaseLostError: Another worker has the lease.
+            AwsError: The lease row cannot be written now. Call again.
+        """
+        if consumer.committed is None or not consumer.flush_needed:
+            return
+        self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
+        consumer.note_checkpointed()
+
+    def flush_due(self, consumer: ShardConsumer, now: float) -> bool:
+        """Return whether a checkpoint that is behind the table must be written now.
+
+        Args:
+            consumer: The shard.
+            now: Monotonic seconds.
+        """
+        since = now - consumer.held.checkpointed_at
+        return self._flush_seconds is not None and since >= self._flush_seconds
+
+    def _note_processed(self, consumer: ShardConsumer, position: Position) -> None:
+        """Let the next renewal write the checkpoint; with the mark, if a table has the position."""
+        in_table = self._sink.stores_positions and consumer.table_id is not None
+        self._leases.note_processed(consumer.held, position, in_table=in_table)
+
+    def _holds(self, consumer: ShardConsumer) -> bool:
+        return self._leases.get(consumer.lease_key) is consumer.held
+
+    def _retried(self, what: str, step: Callable[[], CommitResult | None]) -> CommitResult:
+        try:
+            found = retry_transient(
+                what, step, self._clock, self._rng, self._events, self._stop, COMMIT
+            )
+        except StoppedWhileRetryingError as error:
+            raise CommitStoppedError(str(error)) from error
+        return found or CommitResult(landed=True)
+
+
+def _key(consumer: ShardConsumer) -> str:
+    return shard_key(consumer.stream, consumer.held.lease.shard_id)
+
+
+def _is_older(mark: Position | None, in_table: Position | None) -> bool:
+    return mark is not None and (in_table is None or in_table < mark)
+
+
+def _refused(batched: Iterable[ShardConsumer], outcome: CommitOutcome) -> dict[str, str]:
+    """Return the shards that caused a refusal, themselves or by an ancestor."""
+    refused = set(outcome.refused)
+    return {
+        c.lease_key: _OVERTAKEN
+        for c in batched
+        if _key(c) in refused or not refused.isdisjoint(c.ancestors)
+    }

@@ -1,1 +1,0 @@
-"""Commit of batches to the sink, and the checkpoints that follow."""
