@@ -46,8 +46,7 @@ def with_maps(frame):
         f.create_map(f.lit("a"), "amount").alias("m"),
         f.array(f.create_map(f.lit("a"), "amount")).alias("a"),
         f.struct("amount").alias("s"),
-        f.col("amount").alias("twice"),
-        f.col("amount").alias("twice"),
+        f.col("amount").alias("again"),
     )
 
 
