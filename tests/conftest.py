@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def seeds_of_ci() -> subprocess.CompletedProcess[str]:
-    """The fixed seeds and those of the commit, run to their end."""
+    """The seeds of the commit, run to their end."""
     return result_of_seeds(timeout_seconds=1_100)
 
 

@@ -1,8 +1,8 @@
-"""The simulation's fixed seeds and those of the commit, run in parallel with the tests.
+"""The simulation's seeds of the commit, run in parallel with the tests.
 
-The seeds take both cores for minutes, and most other tests wait for something: the seeds get what
-is left over, from the beginning on. The process that starts the tests starts them; with several
-worker processes of pytest-xdist, any of them reads the result from a file.
+The seeds take minutes of processor time, and most other tests wait for something: the seeds
+get what is left over, from the beginning on. The process that starts the tests starts them;
+with several worker processes of pytest-xdist, any of them reads the result from a file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from verification.simulation.seeds import commit_seeds, shown
 
 RESULT = "KCL_TEST_SEEDS_RESULT"
 """Environment variable: the file that the result is written to."""
@@ -29,6 +31,12 @@ class SeedsOfCi:
         self._folder = tempfile.TemporaryDirectory()
         self._result = Path(self._folder.name, "result.json")
         os.environ[RESULT] = str(self._result)
+        seeds, source = commit_seeds()
+        print(
+            f"beside the tests: {len(seeds)} seeds of the simulation that follow from {source}, "
+            f"make simulate SEEDS={shown(seeds)}",
+            flush=True,
+        )
         self._process = subprocess.Popen(
             COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

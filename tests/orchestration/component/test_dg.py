@@ -70,9 +70,11 @@ def test_the_example_of_the_document_passes_the_checks(dg, project):  # noqa: F8
 
 
 def test_check_yaml_names_the_line_of_an_unknown_setting(dg, project):  # noqa: F811
-    dg("scaffold", "defs", TYPE, "orders")
-    path = project.defs_folder / "orders" / "defs.yaml"
-    path.write_text(path.read_text() + "  settings_overrides: {lease: {failover_milis: 1}}\n")
+    path = project.write(
+        "orders",
+        f"type: {TYPE}\nattributes:\n  name: orders\n  streams: [orders]\n"
+        "  settings_overrides: {lease: {failover_milis: 1}}\n",
+    )
     lines = len(path.read_text().splitlines())
     said = dg("check", "yaml", code=1)
     assert f"defs.yaml:{lines}" in said
