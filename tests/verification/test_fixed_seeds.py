@@ -10,7 +10,7 @@ import pytest
 from verification import simulate as command
 from verification.simulation.seeds import FIXED, shown
 
-PART = 500
+PART = 1_000
 PARTS = [FIXED[first : first + PART] for first in range(0, len(FIXED), PART)]
 
 
