@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -384,11 +385,12 @@ def test_a_step_whose_run_was_killed_stops(tmp_path):
     assert wait_for(result) == "True"
 
 
-def test_the_guard_ends_with_its_block():
-    before = threading.active_count()
+def test_the_guard_ends_with_its_block(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    before = set(threading.enumerate())
     with stop_when_orphaned(SystemClock().signal(), SystemClock(), enabled=True):
-        pass
-    assert threading.active_count() == before
+        assert set(threading.enumerate()) - before
+    assert set(threading.enumerate()) - before == set()
 
 
 def test_run_events_keep_what_is_rare_and_are_bounded():
