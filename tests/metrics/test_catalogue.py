@@ -80,7 +80,7 @@ def test_values_of_a_batch():
         "RecordsProcessed": 100,
         "DataBytesProcessed": 2000,
         "Success": 1,
-        "Time": 40.0,
+        "Time": 36.0,
         "RecordProcessor.processRecords.Time": 20.0,
         "ExecutorFetch.Time": 9.0,
         "SinkCommit.Time": 6.0,

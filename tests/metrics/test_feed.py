@@ -124,4 +124,4 @@ def test_the_number_of_values_per_event_is_bounded(level):
             dict.fromkeys(keys, 1),
         )
     )
-    assert len(recorder.values) == (701 if level == "DETAILED" else 501)
+    assert len(recorder.values) == 501
