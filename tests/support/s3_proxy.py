@@ -1,4 +1,4 @@
-"""A proxy before the S3 of the embedded AWS: a store that answers as a test wants it to."""
+"""A proxy before the embedded AWS, mostly its S3: a store that answers as a test wants it to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-EXPIRED = (
-    400,
-    b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>",
-)
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+EXPIRED_JSON = b'{"__type": "ExpiredTokenException", "message": "The token has expired."}'
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,10 @@ def s3_proxy(target: str) -> Iterator[S3Proxy]:
             request = Request(self.command, urlsplit(self.path).path, key)
             proxy.requests.append(request)
             if proxy.keys is not None and key not in proxy.keys:
-                self._answer(EXPIRED[0], {}, EXPIRED[1])
+                kind = self.headers.get("Content-Type", "application/xml")
+                is_json = "json" in kind or "cbor" in kind
+                headers = {"Content-Type": "application/x-amz-json-1.1" if is_json else kind}
+                self._answer(400, headers, EXPIRED_JSON if is_json else EXPIRED)
                 return
             proxy.before(request)
             headers = {
