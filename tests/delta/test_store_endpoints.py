@@ -16,9 +16,12 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.cli.doctor.finding import Level
+from kcl_pipeline.cli.doctor.output import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
 from kcl_pipeline.delta.maintenance import compact, table_exists
+from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.local import EmbeddedAws
@@ -180,6 +183,9 @@ def test_a_store_without_conditional_writes_is_refused(
         with pytest.raises(TableMismatchError, match="If-None-Match"):
             use()
     assert not [path for path in proxy.paths("PUT") if "_delta_log" in path]
+    (found,) = check_output(DeltaSink(uri), "app")
+    assert found.level is Level.PROBLEM
+    assert "If-None-Match" in found.text
     store = boto3.client("s3", endpoint_url=proxy.url).list_objects_v2(Bucket=BUCKET)
     assert not [one["Key"] for one in store["Contents"] if "probe" in one["Key"]]
 
