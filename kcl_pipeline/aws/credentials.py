@@ -11,11 +11,17 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import botocore.session
-from botocore.credentials import Credentials, create_credential_resolver
+from botocore.credentials import (
+    AssumeRoleCredentialFetcher,
+    Credentials,
+    DeferredRefreshableCredentials,
+    create_credential_resolver,
+)
 from botocore.exceptions import BotoCoreError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -141,14 +147,32 @@ def _state_of(path: str) -> tuple[int, ...] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def s3_keys(profile: str | None = None) -> Callable[[], Mapping[str, str]] | None:
+def s3_keys(
+    role_arn: str | None = None,
+    role_session_name: str | None = None,
+    own: tuple[str, str, str | None] | None = None,
+    region_name: str | None = None,
+) -> Callable[[], Mapping[str, str]] | None:
     """Return a function that returns the present keys, by their names in storage options.
 
     None: no source has credentials.
+
+    Args:
+        role_arn: A role to assume. Its credentials are renewed before they expire.
+        role_session_name: Names the session of the role in the logs of AWS.
+        own: Access key id, secret access key and token that may assume the role. None: as botocore
+            finds them.
+        region_name: Region of the service that knows the role.
     """
-    credentials = botocore_session(profile).get_credentials()
+    session = botocore_session()
+    credentials: Any = session.get_credentials() if own is None else Credentials(*own)
     if credentials is None:
         return None
+    if role_arn is not None:
+        name = {"RoleSessionName": role_session_name or "kcl-pipeline"}
+        create = partial(session.create_client, region_name=region_name)
+        fetcher = AssumeRoleCredentialFetcher(create, credentials, role_arn, name)
+        credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
     def present() -> Mapping[str, str]:
         found = credentials.get_frozen_credentials()

@@ -33,7 +33,7 @@ from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.files import batch_folder, unique_name
 from kcl_pipeline.delta.results import TableColumns
-from kcl_pipeline.delta.storage.options import StorageOptions
+from kcl_pipeline.delta.storage.options import StorageOptions, delta_options
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
@@ -86,12 +86,14 @@ class ArrowRangeJobs:
         self._context = session.sparkContext
         self._source = source
         self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
+        root = table_root(table_uri)
         self._open_writer = partial(
             _task_writer,
             transform_arrow,
-            table_root(table_uri),
+            root,
             tuple(partition_by),
-            StorageOptions(storage_options),
+            # Executors do not have the environment of the driver.
+            StorageOptions(delta_options(root, storage_options)),
         )
 
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:

@@ -23,6 +23,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, write_table
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.schema import untyped
+from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.delta.storage.storage import is_local, open_storage, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, ResultMismatchError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
@@ -87,7 +88,8 @@ class SparkBatchWriter:
         self._results = ArrowResults(session, self._arrow)
         self._transform = transform
         self._root = table_root(table_uri)
-        self._options = dict(storage_options or {})
+        # Tasks on other hosts do not have the environment of the driver.
+        self._options = delta_options(self._root, storage_options)
         self._storage = open_storage(self._root, self._options)
         self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._clock = SystemClock()

@@ -23,6 +23,8 @@ from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
 from kcl_pipeline.delta.maintenance import compact, table_exists
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
+from kcl_pipeline.delta.storage.options import delta_options
+from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.sink import Entry
@@ -130,6 +132,40 @@ def test_the_options_win(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Non
     batch = ArrowBatchWriter(None, uri, storage_options=options).write(Batch("b", (), rows))
     assert sink.commit(sink.positions([]).table_id, batch, [entry("a", 1)]).version == 1
     assert {one.key for one in proxy.requests} == {"OWN"}
+
+
+def test_completed_options_are_enough_on_another_host(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor does not have the environment of the driver."""
+    uri = f"s3://{BUCKET}/executors"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    options = delta_options(uri, {"AWS_REGION": "eu-west-1"})
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    with open_storage(uri, options).create("a/b.bin") as stream:
+        stream.write(b"x")
+    assert proxy.paths("PUT") == [f"/{BUCKET}/executors/a/b.bin"]
+
+
+@pytest.mark.parametrize("own_keys", [True, False])
+def test_a_role_is_assumed_for_the_files_as_for_the_log(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, own_keys: bool
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", proxy.url)
+    uri = f"s3://{BUCKET}/role-{own_keys}"
+    options = {"AWS_IAM_ROLE_ARN": "arn:aws:iam::123456789012:role/writer"}
+    if own_keys:
+        options |= {"AWS_ACCESS_KEY_ID": "OWN", "AWS_SECRET_ACCESS_KEY": "s"}
+    storage = open_storage(uri, options)
+    for number in range(3):
+        with storage.create(f"{number}.bin") as stream:
+            stream.write(b"x")
+    keys = {one.key for one in proxy.requests if one.path.endswith(".bin")}
+    assert len(keys) == 1
+    assert not keys & {"OLD", "OWN"}
+    (asked,) = [one for one in proxy.requests if one.method == "POST"]
+    assert asked.key == ("OWN" if own_keys else "OLD")
 
 
 def test_keys_that_are_replaced_are_used_without_a_restart(

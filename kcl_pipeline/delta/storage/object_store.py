@@ -27,7 +27,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from kcl_pipeline.delta.errors import cause_of, first_line
-from kcl_pipeline.delta.storage.options import delta_options, has_own_keys, is_s3
+from kcl_pipeline.delta.storage.options import delta_options, has_own_keys, is_s3, s3_option
 from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
 
 _CLIENT: Final = frozenset(
@@ -57,6 +57,8 @@ _CLIENT: Final = frozenset(
 """Options of the HTTP client, which obstore takes apart from those of the store."""
 _PREFIXES: Final = ("aws_", "azure_storage_", "azure_", "google_")
 PROBE_FOLDER: Final = "_kcl_pipeline/probe"
+_ROLES: Final = ("iam_role_arn", "s3_assume_role_arn")
+_ROLE_SESSIONS: Final = ("iam_role_session_name", "s3_role_session_name")
 _BUFFER_BYTES: Final = 1024 * 1024
 
 
@@ -218,8 +220,8 @@ def open_store(uri: str, options: Mapping[str, str]) -> Any:
     """
     completed = delta_options(uri, options)
     own: dict[str, Any] = {}
-    if is_s3(uri) and not has_own_keys(options):
-        own["credential_provider"] = _aws_keys()
+    if is_s3(uri) and (s3_option(options, *_ROLES) or not has_own_keys(options)):
+        own["credential_provider"] = _aws_keys(completed)
     client: Any = {}
     config: Any = {}
     for name, value in completed.items():
@@ -249,12 +251,19 @@ def _is_known(uri: str, name: str, value: str) -> bool:
     return True
 
 
-def _aws_keys() -> Callable[[], Mapping[str, Any]] | None:
+def _aws_keys(options: Mapping[str, str]) -> Callable[[], Mapping[str, Any]] | None:
     """Return what asks for the present keys before each request. None: there are none."""
     # boto3 is loaded only where no keys are given.
     from kcl_pipeline.aws.credentials import s3_keys  # noqa: PLC0415
 
-    present = s3_keys()
+    key, secret = (s3_option(options, n) for n in ("access_key_id", "secret_access_key"))
+    own = (key, secret, s3_option(options, "session_token", "token")) if key and secret else None
+    present = s3_keys(
+        s3_option(options, *_ROLES),
+        s3_option(options, *_ROLE_SESSIONS),
+        own,
+        s3_option(options, "region"),
+    )
     if present is None:
         return None
     # They expire at once, so that the store asks each time: botocore refreshes them.
