@@ -74,7 +74,7 @@ def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
     assert f"would delete the announcements of the table {quiet.uri} (1 announced batch)" in text
     assert f"would delete the fan-out consumer {quiet.arn}/consumer/{quiet.name}:" in text
     assert f"stays: the Delta table {quiet.uri} with all its rows" in text
-    assert "each record that the stream still retains lands once more" in text
+    assert "a new application of this name continues after them" in text
     assert f"stays: the dead-letter table, if any ({quiet.uri}_dead_letters unless set)" in text
     assert f"stays: the stream {quiet.arn} and its records" in text
     assert f"dry run; add --confirm {quiet.name} to delete" in text
