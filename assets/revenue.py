@@ -1,4 +1,4 @@
-"""A table that follows the orders: it is computed again when orders have arrived."""
+"""A table that follows `orders/orders`: it is computed again when rows have arrived."""
 
 import dagster as dg
 import pyarrow as pa
@@ -16,13 +16,13 @@ from resources import LAKE
     automation_condition=dg.AutomationCondition.eager(),
 )
 def revenue_per_minute() -> dg.MaterializeResult[None]:
-    """Number and sum of the orders of each minute."""
-    orders = DeltaTable(f"{LAKE}/orders").to_pyarrow_table(columns=["time", "amount"])
-    minutes = orders.append_column("minute", pc.floor_temporal(orders["time"], unit="minute"))
+    """Number and sum of what was ordered in each minute."""
+    rows = DeltaTable(f"{LAKE}/orders").to_pyarrow_table(columns=["time", "amount"])
+    minutes = rows.append_column("minute", pc.floor_temporal(rows["time"], unit="minute"))
     revenue: pa.Table = minutes.group_by("minute").aggregate(
         [("amount", "count"), ("amount", "sum")]
     )
     write_deltalake(f"{LAKE}/revenue_per_minute", revenue, mode="overwrite")
     return dg.MaterializeResult(
-        metadata={"dagster/row_count": revenue.num_rows, "orders": orders.num_rows}
+        metadata={"dagster/row_count": revenue.num_rows, "rows_read": rows.num_rows}
     )

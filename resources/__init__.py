@@ -19,14 +19,14 @@ LAKE = os.environ.get("LAKE", ".run/lake")
 use_local_aws({"orders": 4, "telemetry": 1}, records="resources.samples:records")
 
 aws = AwsResource()
-orders: dict[str, Any] = {"aws": aws, "application_name": "orders", "streams": ["orders"]}
+application: dict[str, Any] = {"aws": aws, "application_name": "orders", "streams": ["orders"]}
 
 # For assets and jobs of your own, such as a report of who holds which shard.
 defs = dg.Definitions(
     resources={
         "aws": aws,
-        "lease_table": LeaseTableResource(**orders),
-        "worker_metrics_table": WorkerMetricsTableResource(**orders),
-        "coordinator_state_table": CoordinatorStateTableResource(**orders),
+        "lease_table": LeaseTableResource(**application),
+        "worker_metrics_table": WorkerMetricsTableResource(**application),
+        "coordinator_state_table": CoordinatorStateTableResource(**application),
     }
 )

@@ -10,13 +10,13 @@ ORDERS_PER_SECOND = 100
 
 
 def records(second: int) -> dict[str, list[Any]]:
-    """Return what is put in one second: orders, and the load of this host.
+    """Return what is put in one second: what is ordered, and the load of this host.
 
     One order of a thousand is not JSON: it becomes a dead letter.
     """
     now = datetime.fromtimestamp(time.time(), UTC).isoformat()
     first = second * ORDERS_PER_SECOND
-    orders: list[Any] = [
+    ordered: list[Any] = [
         {
             "id": f"order-{number:07d}",
             "user": f"user-{random.randrange(1_000):04d}",
@@ -26,6 +26,6 @@ def records(second: int) -> dict[str, list[Any]]:
         for number in range(first, first + ORDERS_PER_SECOND)
     ]
     if second % 10 == 0:
-        orders[-1] = b"this is not JSON"
+        ordered[-1] = b"this is not JSON"
     reading = {"id": f"load_1m-{second:06d}", "metric": "load_1m", "value": os.getloadavg()[0]}
-    return {"orders": orders, "telemetry": [reading | {"time": now}]}
+    return {"orders": ordered, "telemetry": [reading | {"time": now}]}

@@ -17,10 +17,17 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.version import __version__
 
 _FILES: Final = {
-    "pipeline.py.txt": "{name}.py",
+    "definitions.py.txt": "definitions.py",
+    "assets_init.py.txt": "assets/__init__.py",
+    "assets_pipeline.py.txt": "assets/{name}.py",
+    "assets_telemetry.py.txt": "assets/telemetry.py",
+    "assets_revenue.py.txt": "assets/revenue.py",
+    "resources_init.py.txt": "resources/__init__.py",
+    "resources_samples.py.txt": "resources/samples.py",
+    "sensors_init.py.txt": "sensors/__init__.py",
     "pipeline_tests.py.txt": "tests/test_{name}.py",
-    "put_records.py.txt": "put_records.py",
-    "dagster.yaml.txt": "dagster_home/dagster.yaml",
+    "workspace.yaml.txt": "workspace.yaml",
+    "dagster.yaml.txt": "dagster.yaml",
     "pyproject.toml.txt": "pyproject.toml",
     "requirements.txt.txt": "requirements.txt",
     "requirements-dev.txt.txt": "requirements-dev.txt",
@@ -28,7 +35,10 @@ _FILES: Final = {
     "README.md.txt": "README.md",
 }
 """The templates, and the files that they become."""
-_RESERVED: Final = frozenset({"dagster_home", "lake", "put_records", "tests"})
+_RESERVED: Final = frozenset(
+    {"assets", "definitions", "resources", "revenue", "sensors", "telemetry", "tests"}
+)
+_SECOND_STREAM: Final = "telemetry"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{2,99}")
 _STREAM: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]+")
@@ -58,7 +68,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a small project: a pipeline with tests, Dagster settings and a README.
+    """Write a Dagster project: two pipelines, a table that follows one, tests and a README.
 
     Without --force it writes nothing if one of its files exists.
     """
@@ -68,6 +78,11 @@ def init(
         raise SettingsError(
             f"--stream {read_from!r} is not a stream name; write 1 to 128 of the characters A-Z "
             "a-z 0-9 _ . -"
+        )
+    if read_from == _SECOND_STREAM:
+        raise SettingsError(
+            f"--stream {read_from!r} is the stream of the project's second pipeline; write another "
+            "name, and rename the stream in the files"
         )
     texts = project_files(chosen, read_from)
     existing = [path for path in texts if os.path.lexists(folder / path)]

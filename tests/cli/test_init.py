@@ -21,16 +21,33 @@ from tests.support.cli_fleet import run, run_json
 
 ROOT = Path(__file__).parents[2]
 FILES = [
-    "my_events.py",
+    "definitions.py",
+    "assets/__init__.py",
+    "assets/my_events.py",
+    "assets/telemetry.py",
+    "assets/revenue.py",
+    "resources/__init__.py",
+    "resources/samples.py",
+    "sensors/__init__.py",
     "tests/test_my_events.py",
-    "put_records.py",
-    "dagster_home/dagster.yaml",
+    "workspace.yaml",
+    "dagster.yaml",
     "pyproject.toml",
     "requirements.txt",
     "requirements-dev.txt",
     ".gitignore",
     "README.md",
 ]
+
+PUT = """
+import json, boto3
+from resources.samples import records
+data = [one if isinstance(one, bytes) else json.dumps(one) for one in records(0)["events"]]
+boto3.client("kinesis").put_records(
+    StreamName="events",
+    Records=[{"Data": one, "PartitionKey": str(number)} for number, one in enumerate(data)],
+)
+"""
 
 
 @pytest.fixture
@@ -55,8 +72,9 @@ def test_the_files_of_a_project(here):
     }
     texts = written(here / "my_events")
     assert sorted(texts) == sorted(FILES)
-    assert not [path for path, text in texts.items() if "@" in text]
-    assert 'streams=["events"]' in texts["my_events.py"]
+    assert not [path for path, text in texts.items() if "@NAME@" in text or "@STREAM@" in text]
+    assert not [path for path, text in texts.items() if "orders" in text]
+    assert 'streams=["events"]' in texts["assets/my_events.py"]
     for line in texts["requirements.txt"].splitlines():
         check_requirement(line)
 
@@ -96,6 +114,8 @@ def test_a_link_counts_as_a_file(here):
         (["tests"], "is the name of another module or folder"),
         (["my_events", "--stream", "a b"], "--stream 'a b' is not a stream name"),
         (["my_events", "--stream", 'x"]'], "is not a stream name"),
+        (["my_events", "--stream", "telemetry"], "is the stream of the project's second pipeline"),
+        (["telemetry"], "is the name of another module or folder"),
     ],
 )
 def test_names_that_cannot_be(arguments, sentence, here):
@@ -119,7 +139,7 @@ def test_the_current_folder(here, monkeypatch):
 
 
 def test_the_settings_of_dagster_are_valid():
-    text = project_files("my_events", "events")["dagster_home/dagster.yaml"]
+    text = project_files("my_events", "events")["dagster.yaml"]
     schema = resolve_to_config_type(dagster_instance_config_schema())
     outcome = process_config(schema, yaml.safe_load(text))
     assert outcome.success, outcome.errors
@@ -130,7 +150,7 @@ def in_project(folder: Path, *command: str, **environment: str) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", **environment},
+        env={**kept, "AWS_EC2_METADATA_DISABLED": "true", **environment},
         capture_output=True,
         text=True,
         timeout=240,
@@ -145,8 +165,7 @@ def test_dagster_loads_the_project(here):
     run("init", "my_events", "--stream", "events")
     folder = here / "my_events"
     dagster = str(Path(sys.executable).parent / "dagster")
-    home = str(folder / "dagster_home")
-    in_project(folder, dagster, "definitions", "validate", DAGSTER_HOME=home)
+    in_project(folder, dagster, "definitions", "validate", "-w", "workspace.yaml")
 
 
 @pytest.mark.long
@@ -159,20 +178,20 @@ def test_the_project_is_tested_loaded_and_run(here):
     python = sys.executable
     assert "3 passed" in in_project(folder, python, "-m", "pytest", "-p", "no:cacheprovider")
     dagster = str(Path(python).parent / "dagster")
-    home = str(folder / "dagster_home")
-    in_project(folder, dagster, "definitions", "validate", DAGSTER_HOME=home)
+    in_project(folder, dagster, "definitions", "validate", "-w", "workspace.yaml")
     with EmbeddedAws() as aws:
         client = boto3.Session("local", "local", region_name=aws.region).client(
             "kinesis", endpoint_url=aws.endpoint_url
         )
         client.create_stream(StreamName="events", ShardCount=2)
-        in_project(folder, python, "put_records.py", "1", **aws.environment())
+        in_project(folder, python, "-c", PUT, **aws.environment())
         cli = (python, "-m", "kcl_pipeline.cli")
-        worker = [*cli, "worker", "-p", "my_events:pipeline", "--drain", "--json"]
+        pipeline = ("-p", "assets.my_events:my_events")
+        worker = [*cli, "worker", *pipeline, "--drain", "--json"]
         shown = in_project(folder, *worker, **aws.environment()).splitlines()
         found = json.loads(shown[-1])
         assert (found["reason"], found["records"], found["rows_written"]) == ("drained", 100, 99)
         assert found["dead_letters"] == 1
-        letters = [*cli, "dead-letters", "-p", "my_events:pipeline", "--json"]
+        letters = [*cli, "dead-letters", *pipeline, "--json"]
         assert json.loads(in_project(folder, *letters, **aws.environment()))["total"] == 1
     assert len(shown) == 1

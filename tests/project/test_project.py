@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kcl_pipeline.testing import run_transform
+from kcl_pipeline.cli.init import project_files
 
 ROOT = Path(__file__).parents[2]
 FILES = [
     ROOT / "definitions.py",
     *(path for name in ("assets", "resources", "sensors") for path in (ROOT / name).glob("*.py")),
 ]
+PARTS = {"assets", "resources", "sensors", "definitions.py", "workspace.yaml", "dagster.yaml"}
 LOOK = """
 import json, dagster as dg, definitions
 defs = definitions.defs
@@ -87,12 +88,13 @@ def test_the_project_uses_the_public_names_only(path):
     assert {name for name in imported if name.startswith("kcl_pipeline")} <= {"kcl_pipeline"}
 
 
-def test_a_record_that_is_no_order_is_a_dead_letter(monkeypatch):
-    monkeypatch.setenv("AWS_REGION", "us-east-1")  # no embedded AWS
-    from assets.orders import orders  # noqa: PLC0415 (the folder is on the path of the tests)
-
-    order = {"id": "a", "user": "ann", "amount": 1.5, "time": "2026-01-02T03:04:05Z"}
-    without_id = {name: value for name, value in order.items() if name != "id"}
-    result = run_transform(orders, [order, b"not JSON", b"[1]", without_id, order | {"time": None}])
-    assert [(row["id"], row["amount"]) for row in result.rows] == [("a", 1.5)]
-    assert sorted(result.errors) == [1, 2, 3, 4]
+def test_init_writes_this_project():
+    """With the names of the repository, its files are those of the repository."""
+    texts = project_files("orders", "orders")
+    mine = {
+        "tests/test_orders.py": "tests/project/test_orders.py",
+        **{path: path for path in texts if path.partition("/")[0] in PARTS},
+    }
+    assert {path.relative_to(ROOT).as_posix() for path in FILES} < {*mine.values()}
+    for path, original in mine.items():
+        assert texts[path] == (ROOT / original).read_text(encoding="utf-8"), path
