@@ -68,7 +68,7 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         assert tick() == ["orders/fleet:leases_renewed: too old. Is the leader sensor on?"]
 
 
-def test_a_downstream_asset_waits_while_a_check_of_the_output_fails(tmp_path, monkeypatch):
+def test_a_downstream_asset_beside_a_worker_waits_while_a_check_fails(tmp_path, monkeypatch):
     (example,) = (one.code for one in snippets("README.md") if one.file == "my_orders.py")
     (code,) = (one.code for one in snippets(PAGE) if one.file == "my_report.py")
     (tmp_path / "my_orders.py").write_text(example)
@@ -99,6 +99,8 @@ def test_a_downstream_asset_waits_while_a_check_of_the_output_fails(tmp_path, mo
         )
 
     with dg.DagsterInstance.ephemeral() as instance:
+        worker = defs.resolve_job_def("orders_consume")
+        instance.create_run_for_job(worker, status=dg.DagsterRunStatus.STARTED, tags=worker.tags)
         requested()
         report(passed=True)
         assert requested()
