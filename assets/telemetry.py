@@ -16,9 +16,13 @@ def parse(records: DataFrame) -> DataFrame:
     """Return one row per record; one that is not a reading becomes a dead letter."""
     text = f.col("data").cast("string")
     reading = f.from_json(text, READING, {"columnNameOfCorruptRecord": "_raw"})
-    rows = records.select(*POSITION, reading.alias("reading"))
-    error = f.when(f.col("reading._raw").isNotNull(), "not JSON, or a field of another type").when(
-        f.col("reading.metric").isNull(), "metric is missing"
+    # from_json ignores what follows the first object. Of one object, this array has the length 2.
+    length = f.json_array_length(f.concat(f.lit("["), text, f.lit(", 0]")))
+    rows = records.select(*POSITION, reading.alias("reading"), length.alias("length"))
+    error = (
+        f.when(f.col("reading._raw").isNotNull(), "not JSON, or a field of another type")
+        .when(~f.col("length").eqNullSafe(2), "not one JSON object")
+        .when(f.col("reading.metric").isNull(), "metric is missing")
     )
     return rows.select("reading.*", *POSITION, error.alias("_error")).drop("_raw")
 

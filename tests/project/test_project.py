@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kcl_pipeline.cli.init import project_files
+from kcl_pipeline.testing import run_transform
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -98,3 +99,15 @@ def test_init_writes_this_project():
     assert {path.relative_to(ROOT).as_posix() for path in FILES} < {*mine.values()}
     for path, original in mine.items():
         assert texts[path] == (ROOT / original).read_text(encoding="utf-8"), path
+
+
+@pytest.mark.spark
+def test_a_reading_that_is_not_one_object_is_a_dead_letter(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "us-east-1")  # no embedded AWS
+    from assets.telemetry import telemetry  # noqa: PLC0415 (after the variable is set)
+
+    reading = {"id": "a", "metric": "load_1m", "value": 1.5, "time": "2026-01-02T03:04:05Z"}
+    payloads = [reading, b"not JSON", b'{"metric": "a"} {"metric": "b"}', {"value": 1.5}]
+    result = run_transform(telemetry, payloads)
+    assert [row["metric"] for row in result.rows] == ["load_1m"]
+    assert sorted(result.errors) == [1, 2, 3]
