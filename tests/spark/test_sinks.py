@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import Batch, ShardRange, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage.storage import open_storage
@@ -25,6 +25,7 @@ from kcl_pipeline.sinks.announcements import FOLDER
 from kcl_pipeline.sinks.sink import NOTHING_STORED, CommitOutcome
 from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink
 from kcl_pipeline.spark.writer import SparkBatchWriter
+from kcl_pipeline.testing.conformance import FunctionUnderTest, SinkCase, at_least_once_cases
 from tests.support.announcing import announce
 from tests.support.delta_tables import NONE, at, committer, entry, ids, seq, written
 
@@ -142,6 +143,41 @@ def test_failures_of_the_transform_and_of_the_function_are_told_apart(
         )
     with pytest.raises(SettingsError, match="is not a function"):
         ForeachBatchSink("print")  # type: ignore[arg-type]
+
+
+class FunctionInSpark:
+    """`ForeachBatch` under test: the function collects the ids."""
+
+    def __init__(self, spark) -> None:
+        self._got: list[int] = []
+        self._fails = False
+        self._spark = spark
+
+    def _function(self, frame, _identity: BatchIdentity) -> None:
+        if self._fails:
+            self._fails = False
+            raise ConnectionError("the store is down on demand")
+        self._got.extend(row.id for row in frame.collect())
+
+    def open(self) -> ForeachBatch:
+        self._sink = ForeachBatch(self._spark, ForeachBatchSink(self._function))
+        return self._sink
+
+    def stage(self, rows: pa.Table) -> Written:
+        return self._sink.write(Batch("b", (), rows))
+
+    def ids(self) -> list[int]:
+        return self._got
+
+    def fail(self) -> None:
+        self._fails = True
+
+
+@pytest.mark.parametrize("case", at_least_once_cases(), ids=str)
+def test_a_function_gets_every_batch_at_least_once(
+    spark, case: SinkCase[FunctionUnderTest]
+) -> None:
+    case.run(lambda: FunctionInSpark(spark))
 
 
 def test_plain_parquet_appends(spark, tmp_path: Path) -> None:

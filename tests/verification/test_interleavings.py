@@ -14,7 +14,7 @@ from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
 from kcl_pipeline.leases.lease import rows as lease_rows
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import PreparedBatch
 from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.sink import CommitOutcome, StoredPosition
@@ -95,6 +95,34 @@ def _start_at_the_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BatchCommit, "_position_of", from_row)
 
 
+def _start_at_the_table(patch: pytest.MonkeyPatch) -> None:
+    """A taker starts at the position in the table, whatever the row has."""
+    position_of = BatchCommit._position_of
+
+    def from_table(self: BatchCommit, consumer: ShardConsumer) -> Position:
+        position_of(self, consumer)
+        position = consumer.stored.position or TRIM_HORIZON
+        consumer.settle(position, consumer.held.lease.checkpoint)
+        return position
+
+    patch.setattr(BatchCommit, "_position_of", from_table)
+
+
+def _no_mark(patch: pytest.MonkeyPatch) -> None:
+    """The mark of the row is not compared with the position in the table."""
+    patch.setattr("kcl_pipeline.worker.commit._is_older", lambda *_: False)
+
+
+def _any_table(patch: pytest.MonkeyPatch) -> None:
+    """The id of the table is not compared."""
+    decided = TableSink._decided
+
+    def blind(self: TableSink, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
+        return decided(self, head, replace(batch, table_id=head.table_id))
+
+    patch.setattr(TableSink, "_decided", blind)
+
+
 def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:
     """The row says that the batch is done before the table has it."""
     commit = BatchCommit.commit
@@ -172,6 +200,9 @@ MUTANTS = {
     "the sink compares nothing": (_nothing_compared, "a paused writer"),
     "a higher position lands": (_higher_means_fitting, "a paused writer with larger batches"),
     "a taker starts at the checkpoint": (_start_at_the_row, "a paused writer"),
+    "a taker starts at the table": (_start_at_the_table, "Java between two workers"),
+    "the mark is not compared": (_no_mark, "a table that is replaced"),
+    "the id of the table is not compared": (_any_table, "a table that is replaced"),
     "the checkpoint moves before the commit": (_checkpoint_before_commit, "a paused writer"),
     "a failed commit is sent again as a new one": (
         _believes_the_error,

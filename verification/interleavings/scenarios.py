@@ -15,6 +15,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.testing.sink import SinkFault
 from verification.interleavings.explorer import Explored, explore
 from verification.interleavings.lineage import LineageBench, LineageScenario
+from verification.interleavings.tables import JAVA, TableBench, TableScenario
 from verification.interleavings.world import Bench, Scenario, Worker
 
 _MOVE: Final = (("s0", "w2"),)
@@ -62,6 +63,7 @@ def scenarios() -> Iterator[Scenario | LineageScenario]:
     yield from _sink_faults()
     yield from _lost_answers()
     yield from _lineage()
+    yield from _tables()
 
 
 def _sink_faults() -> Iterator[Scenario]:
@@ -151,12 +153,39 @@ def _lineage() -> Iterator[LineageScenario]:
     yield replace(java, name=f"{java.name}, at LATEST", position="LATEST")
 
 
+def _tables() -> Iterator[TableScenario]:
+    """Scenarios with a Java worker, or a table that somebody touches."""
+    first, second = Worker("w1"), _SECOND
+    back = (("s0", JAVA), ("s0", "w2"))
+    yield TableScenario("Java between two workers", (first, second), back, preemptions=1, records=3)
+    yield TableScenario("Java in between, larger batches", (replace(first, size=2), second), back)
+    for accident in ("replaced", "put back"):
+        yield TableScenario(
+            f"a table that is {accident}",
+            (first, second),
+            _MOVE,
+            records=3,
+            preemptions=1,
+            accident=accident,
+        )
+        yield TableScenario(
+            f"Java, and a table that is {accident}",
+            (first, second),
+            back,
+            records=3,
+            preemptions=1,
+            accident=accident,
+        )
+
+
 def explored(scenario: Scenario | LineageScenario, *, deeper: int = 0) -> Explored:
     """Explore every schedule of a scenario, with `deeper` additional preemptions.
 
     Raises `explorer.Violation`.
     """
     preemptions = scenario.preemptions + deeper
+    if isinstance(scenario, TableScenario):
+        return explore(lambda: TableBench(scenario), preemptions=preemptions)
     if isinstance(scenario, LineageScenario):
         return explore(lambda: LineageBench(scenario), preemptions=preemptions)
     return explore(lambda: Bench(scenario), preemptions=preemptions)

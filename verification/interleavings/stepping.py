@@ -87,9 +87,13 @@ class SteppedSink(InMemorySink):
     """The in-memory sink with a scheduling point before each call.
 
     Commits have another one between the read of the log and the write.
+
+    Attributes:
+        is_adding: Whether a commit is between its last read and its write.
     """
 
     def __init__(self, table: MemoryTable, turns: Turns, faults: FaultHook) -> None:
+        self.is_adding = False
         super().__init__(table, clock=StepClock(Turns()), faults=faults)
         self._turns = turns
 
@@ -98,8 +102,12 @@ class SteppedSink(InMemorySink):
         def stepped(
             head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]
         ) -> None:
-            self._turns.give_way("add")
-            add(head, files, sets)
+            self.is_adding = True
+            try:
+                self._turns.give_way("add")
+                add(head, files, sets)
+            finally:
+                self.is_adding = False
 
         self._memory.add = stepped  # type: ignore[method-assign]
 

@@ -19,7 +19,13 @@ from typing import Final
 
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import LeaseSettings
-from kcl_pipeline.errors import LeaseLostError, SinkError, ThrottledError, UnavailableError
+from kcl_pipeline.errors import (
+    LeaseLostError,
+    OtherTableError,
+    SinkError,
+    ThrottledError,
+    UnavailableError,
+)
 from kcl_pipeline.events import Event, EventSink, ignore_events
 from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.leases.held import HeldLeases
@@ -94,7 +100,7 @@ class Bench:
         self.clock = StepClock(self.turns)
         self.table = InMemoryLeaseTable("app", clock=StepClock(Turns()))
         self.log = MemoryTable()
-        self.writer = RangeWriter()
+        self.writer = self.new_writer()
         self.moved = 0
         self._seen: tuple[int, ...] = ()
         self._kept: tuple[Item, ...] = ()
@@ -121,6 +127,10 @@ class Bench:
     def late_waits(self) -> bool:
         """Whether a delayed entry exists that can be committed at any time."""
         return bool(self.log._waiting)  # noqa: SLF001 (its own test kit)
+
+    def new_writer(self) -> RangeWriter:
+        """Create the writer of all processes."""
+        return RangeWriter()
 
     def sink_for(self, faults: FaultHook) -> Sink:
         """Create a sink for one process."""
@@ -213,20 +223,7 @@ class Bench:
                 raise AssertionError(
                     f"{actor.name} ended with {type(actor.error).__name__}: {actor.error}"
                 ) from actor.error
-        for key in self.scenario.leases:
-            self._move(key, "fresh")
-        leases = HeldLeases(self.table.view(), "fresh", LeaseSettings(), self.clock, ignore_events)
-        Process(
-            "fresh",
-            leases,
-            self.sink_for(lambda *_: None),
-            self.writer,
-            self.clock,
-            ignore_events,
-            1,
-            self.scenario.records,
-        ).run()
-        self.log.land_late()
+        self.run_fresh()
         reached = contiguous(self.ranges())
         for lease in self.rows():
             if (
@@ -238,11 +235,33 @@ class Bench:
                     f"checkpoint at {lease.checkpoint}"
                 )
 
+    def run_fresh(self) -> Process:
+        """Let a new worker read all shards to their end; then delayed entries are committed."""
+        for key in self.scenario.leases:
+            self._move(key, "fresh")
+        leases = HeldLeases(self.table.view(), "fresh", LeaseSettings(), self.clock, ignore_events)
+        process = Process(
+            "fresh",
+            leases,
+            self.sink_for(lambda *_: None),
+            self.writer,
+            self.clock,
+            ignore_events,
+            1,
+            self.scenario.records,
+        )
+        process.run()
+        self.log.land_late()
+        return process
+
 
 class Process:
     """The commits of one worker: start, commit batch after batch, flush.
 
     After a `SinkError` or a refusal it starts the shard again, as the worker does.
+
+    Attributes:
+        stopped: The leases that stand still because the table is not the one of their row.
     """
 
     def __init__(
@@ -268,6 +287,7 @@ class Process:
         self._size = size
         self._records = records
         self._worker_id = worker_id
+        self.stopped: set[str] = set()
 
     def run(self) -> None:
         """Run once; end when everything is committed or lost."""
@@ -307,6 +327,9 @@ class Process:
                 call()
             except LeaseLostError as error:
                 self._leases.drop(consumer.held, str(error))
+                return False
+            except OtherTableError:
+                self.stopped.add(consumer.lease_key)
                 return False
             except (ThrottledError, UnavailableError, SinkError):
                 continue
