@@ -110,9 +110,9 @@ def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(running):
     )
     assert again.success
     (event,) = [
-        r.asset_materialization
+        r.event_log_entry.dagster_event.asset_observation_data.asset_observation
         for r in instance.get_records_for_run(
-            again.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+            again.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION
         ).records
     ]
     assert (event.metadata["records"].value, event.metadata["dagster/row_count"].value) == (
@@ -124,13 +124,9 @@ def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(running):
 def test_the_sensor_leads_and_tells_what_it_sees(running):
     first = tick(running)
     assert len(first.run_requests) == 1
-    lease_table = next(
-        e
-        for e in first.asset_events
-        if e.asset_key.path[-1] == "lease_table" and isinstance(e, dg.AssetMaterialization)
-    )
-    assert lease_table.metadata["leases"].value == 4
-    assert lease_table.metadata["leader"].value.endswith("/orders_leader")
+    fleet = next(e for e in first.asset_events if e.asset_key.path[-1] == "fleet")
+    assert fleet.metadata["leases"].value == 4
+    assert fleet.metadata["leader"].value.endswith("/orders_leader")
     second = tick(running, first.cursor)
     assert not second.asset_events
 
@@ -140,7 +136,7 @@ def test_the_check_with_a_button_reads_the_real_table(running):
     job = dg.define_asset_job(
         "coverage",
         dg.AssetSelection.checks(
-            dg.AssetCheckKey(dg.AssetKey(["orders", "lease_table"]), "hash_ranges_covered")
+            dg.AssetCheckKey(dg.AssetKey(["orders", "fleet"]), "hash_ranges_covered")
         ),
     )
     result = (
