@@ -32,7 +32,7 @@ test: setup java lint audit
 # What takes minutes and has a shorter form in `make test`, and the 2,000 fixed seeds. A run that was
 # stopped continues with what has not passed yet; the end lists all that has run.
 test-long: setup java
-	@$(BIN)/python -m pytest -v -m long --resume .run/test-long.json
+	@$(BIN)/python -m pytest -vv -m long --resume .run/test-long.json
 
 lint: setup
 	@echo "format, lint, types and import rules (a minute the first time)"
