@@ -89,7 +89,7 @@ class Progress:
         self._done = 0.0
         self._outcomes: Counter[str] = Counter()
         self._units: Counter[str] = Counter()
-        self._left: Counter[str] = Counter()
+        self._size: Counter[str] = Counter()
         self._parts: Counter[str] = Counter()
         self._running: dict[str, None] = {}
 
@@ -98,11 +98,11 @@ class Progress:
         if self._total:
             return
         self._total = len(ids)
-        self._left = Counter(map(unit_of, ids))
-        self._expected = sum(map(self._durations.seconds, self._left))
+        self._size = Counter(map(unit_of, ids))
+        self._expected = sum(map(self._durations.seconds, self._size))
         processes = self._config.getoption("numprocesses")
         self._print(
-            f"{len(ids):,} tests in {len(self._left):,} units and {processes} processes, about "
+            f"{len(ids):,} tests in {len(self._size):,} units and {processes} processes, about "
             f"{minutes(self._expected / processes)} minutes on a quiet machine"
         )
 
@@ -125,9 +125,7 @@ class Progress:
             self._print(f"FAILED {report.nodeid} ({report.when})")
         if report.when == "teardown":
             self._running.pop(report.nodeid, None)
-            self._left[unit] -= 1
-            if not self._left[unit]:
-                self._done += self._durations.seconds(unit)
+            self._done += self._durations.seconds(unit) / self._size[unit]
         if time.monotonic() - self._told >= EVERY_SECONDS:
             self._tell()
 
