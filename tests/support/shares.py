@@ -77,6 +77,12 @@ def minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
+def _reason(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(report.longrepr if crash is None else crash.message).strip()
+    return text.splitlines()[0][:200] if text else ""
+
+
 class Progress:
     """In the process that starts the others: prints what runs, how far it is, and how long."""
 
@@ -108,7 +114,11 @@ class Progress:
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: `pytest_runtest_logreport` prints lines instead."""
-        return ("passed", "", "PASSED") if report.passed and report.when == "call" else None
+        if report.passed:
+            return ("passed" if report.when == "call" else "", "", "PASSED")
+        if report.failed:
+            return ("failed" if report.when == "call" else "error", "", "FAILED")
+        return None
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Note what runs."""
@@ -122,7 +132,7 @@ class Progress:
         if report.when == "call" or not report.passed:
             self._outcomes[report.outcome] += 1
         if report.failed:
-            self._print(f"FAILED {report.nodeid} ({report.when})")
+            self._print(f"FAILED {report.nodeid} ({report.when}): {_reason(report)}")
         if report.when == "teardown":
             self._running.pop(report.nodeid, None)
             self._done += self._durations.seconds(unit) / self._size[unit]
