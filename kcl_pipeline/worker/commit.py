@@ -291,8 +291,7 @@ class BatchCommit:
             SinkError: The outcome is unknown. The shards must be started again.
         """
         batched = [consumers[part.lease_key] for part in batch.ranges]
-        ids = {one.table_id for one in batched}
-        table_id = ids.pop() if len(ids) == 1 else self._sink.positions([]).table_id
+        table_id = self._table_of(batched)
         refused = {c.lease_key: _OVERTAKEN for c in batched if c.table_id != table_id}
         entries = {
             _key(consumers[part.lease_key]): Entry(
@@ -328,6 +327,16 @@ class BatchCommit:
                 consumer.note_committed(part.through, stored, now)
                 self._note_processed(consumer, part.through)
         return result
+
+    def _table_of(self, batched: Sequence[ShardConsumer]) -> str | None:
+        """Return the id of the table. None: it does not exist, so no batch has had a column yet.
+
+        A shard that another worker began before this one knew the table has no id either. So the
+        table is asked, and the shard is refused.
+        """
+        ids = {one.table_id for one in batched}
+        known = ids.pop() if len(ids) == 1 else None
+        return self._sink.positions([]).table_id if known is None else known
 
     # -- 3. end
 

@@ -264,6 +264,19 @@ def test_the_first_batch_is_refused_if_another_worker_was_faster() -> None:
     assert set(done.lease_keys) == set(KEYS[1:])
 
 
+def test_the_first_batch_is_refused_if_other_workers_began_all_of_its_shards() -> None:
+    """It counted as landed, and its records were lost (simulation, seed 920044)."""
+    world = World()
+    world.sink.ensure(NO_RECORDS.schema)
+    for key in KEYS:
+        world.rival(key, Position("2"))
+    versions = len(world.rows.log)
+    assert world.commit(5) is None
+    assert len(world.rows.log) == versions
+    assert [world.stored(key).position for key in KEYS] == [Position("2")] * len(KEYS)
+    assert all(consumer.committed != Position("5") for consumer in world.consumers.values())
+
+
 def test_a_stop_ends_the_attempts_of_a_batch() -> None:
     """Without it a worker went on for 117 seconds, 60 attempts of the same failure."""
     world, stop = World(), threading.Event()
