@@ -93,7 +93,6 @@ class SparkBatchWriter:
         self._storage = open_storage(self._root, self._options)
         self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._clock = SystemClock()
-        self._probe = SparkProbe(session, self._checked)
 
     def prepare(self) -> None:
         """Load the Java classes that pass batches to Spark, before the first batch needs them."""
@@ -144,7 +143,9 @@ class SparkBatchWriter:
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
-        return self._probe.errors(parts)
+        # Made for the call: as an attribute it would refer back to this writer, whose memory files
+        # would then stay open until a collection of cycles.
+        return SparkProbe(self._session, self._checked).errors(parts)
 
     def _checked(self, frame: DataFrame, records: int) -> DataFrame:
         """Apply the transform; the tasks check its rows and return none."""

@@ -314,7 +314,7 @@ class TestRejectedRows:
         none_good = writer.write(batch(BAD, BAD))
         assert (none_good.files, none_good.rows) == ((), 0)
         assert none_good.rejected.num_rows == 2
-        assert none_good.schema.names == ["amount"]
+        assert none_good.schema is None, "a result without rows names no column of the table"
 
     def test_a_missing_position_is_told_before_anything_runs(self, spark, tmp_path: Path):
         writer = SparkBatchWriter(
