@@ -336,7 +336,9 @@ class BatchCommit:
         """
         ids = {one.table_id for one in batched}
         known = ids.pop() if len(ids) == 1 else None
-        return self._sink.positions([]).table_id if known is None else known
+        if known is None:
+            return self._sink.positions([]).table_id
+        return known
 
     # -- 3. end
 
