@@ -24,7 +24,7 @@ class DeltaCommitter(TableSink):
         application_name: Name of the application.
         clock: Measures waits.
         rng: Spreads waits.
-        events: Receives rejected announcements.
+        events: Receives rejected announcements, and each RESTORE of the table.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DeltaCommitter(TableSink):
         events: EventSink = ignore_events,
     ) -> None:
         clock, rng = clock or SystemClock(), rng or random.SystemRandom()
-        log = DeltaTableLog(sink, clock, rng)
+        log = DeltaTableLog(sink, clock, rng, application_name, events)
         dead_letters = DeltaSink(sink.dead_letters, storage_options=sink.storage_options)
         super().__init__(
             log,

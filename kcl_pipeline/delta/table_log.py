@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,8 +19,9 @@ from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.table_check import TableCheck
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.events import EventSink, TableRestored, ignore_events
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import StoredPosition
+from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
 
 _BACKOFF_SECONDS: Final = 0.004
 _BACKOFF_LIMIT_SECONDS: Final = 0.4
@@ -45,6 +46,7 @@ class DeltaHead:
 
     version: int
     _log: DeltaLog
+    _look: Callable[[str], None]
 
     @property
     def table_id(self) -> str:
@@ -63,7 +65,10 @@ class DeltaHead:
 
     def stored(self, key: str) -> StoredPosition:
         """See `Head`."""
-        return positions.stored(key, self._log.transaction)
+        found = positions.stored(key, self._log.transaction)
+        if found != NOTHING_STORED:
+            self._look(key)
+        return found
 
 
 class DeltaTableLog:
@@ -73,9 +78,22 @@ class DeltaTableLog:
         sink: The settings of the table.
         clock: Measures the waits of writers that add columns at the same time.
         rng: Spreads these waits.
+        application: Name of the application.
+        events: Receives `TableRestored`, once for each RESTORE after the first commit of the
+            application.
     """
 
-    def __init__(self, sink: DeltaSink, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self,
+        sink: DeltaSink,
+        clock: Clock,
+        rng: random.Random,
+        application: str,
+        events: EventSink = ignore_events,
+    ) -> None:
+        self._application = application
+        self._events = events
+        self._reported: set[tuple[int, str]] = set()
         self._clock = clock
         self._rng = rng
         self._log = DeltaLog(sink.uri, sink.storage_options, clock)
@@ -109,11 +127,13 @@ class DeltaTableLog:
         if not self._log.refresh():
             return None
         self._check.table()
-        return DeltaHead(self._log.version, self._log)
+        return DeltaHead(self._log.version, self._log, self._report_restores)
 
     def peek(self) -> DeltaHead | None:
         """See `Log`."""
-        return DeltaHead(self._log.read_to, self._log) if self._log.peek() else None
+        if not self._log.peek():
+            return None
+        return DeltaHead(self._log.read_to, self._log, self._report_restores)
 
     def add(
         self, head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]
@@ -149,6 +169,19 @@ class DeltaTableLog:
     def upkeep(self, version: int) -> None:
         """See `Log`: it writes a log checkpoint from time to time."""
         self._log.maintain(version)
+
+    def _report_restores(self, key: str) -> None:
+        """Report each RESTORE after the first commit of a shard that the table knows.
+
+        The keys of announced batches may be those of other applications.
+        """
+        if not key.startswith(f"{self._application}/"):
+            return
+        for one in self._log.restores:
+            known = (one.version, one.restored_to)
+            if known not in self._reported and one.is_after_first_commit(positions.names(key)[0]):
+                self._reported.add(known)
+                self._events(TableRestored(one.version, one.restored_to))
 
     def _back_off(self, attempt: int) -> None:
         longest = min(_BACKOFF_LIMIT_SECONDS, _BACKOFF_SECONDS * 2 ** min(attempt, 10))

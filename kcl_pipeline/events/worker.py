@@ -206,12 +206,14 @@ class LossReason(StrEnum):
     lease covers the rest. SHARD_NOT_LISTED: the shard was not read to its end, and the stream does
     not list it any more. LEFT_RETENTION: records left the retention period of the stream before
     they were read. STREAM_DELETED: the stream was deleted while a drain waited for the shard.
+    TABLE_RESTORED: a person restored the table to an earlier version (`TableRestored`).
     """
 
     ROW_DELETED = "row_deleted"
     SHARD_NOT_LISTED = "shard_not_listed"
     LEFT_RETENTION = "left_retention"
     STREAM_DELETED = "stream_deleted"
+    TABLE_RESTORED = "table_restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,22 @@ class RecordsLost(Event):
     def shard_id(self) -> str:
         """The shard, which is the last part of the lease key."""
         return self.lease_key.rsplit(":", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRestored(Event):
+    """A person restored the table to an earlier version (Delta `RESTORE`).
+
+    Rows after that version are gone. The positions of shards stay, so the rows are not read again.
+    A RESTORE before the first commit of the application is not reported.
+
+    Attributes:
+        version: Version of the table that the RESTORE made.
+        restored_to: The restored version or time, as text.
+    """
+
+    version: int
+    restored_to: str
 
 
 @dataclass(frozen=True, slots=True)

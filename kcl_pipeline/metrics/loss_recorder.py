@@ -1,4 +1,7 @@
-"""Record `RecordsLost` in the coordinator-state table, until a person acknowledges it."""
+"""Record lost records in the coordinator-state table, until a person acknowledges them.
+
+They are `RecordsLost` and `TableRestored`.
+"""
 
 import logging
 import threading
@@ -8,7 +11,14 @@ from typing import Final
 
 from kcl_pipeline.background import Joinable, Spawn
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.events import AwsTrouble, Event, EventSink, RecordsLost, WorkerStopped
+from kcl_pipeline.events import (
+    AwsTrouble,
+    Event,
+    EventSink,
+    RecordsLost,
+    TableRestored,
+    WorkerStopped,
+)
 from kcl_pipeline.leases.application.losses import Loss, LossLog
 from kcl_pipeline.leases.tables import CoordinatorStateTable
 
@@ -62,13 +72,13 @@ class LossRecorder:
 
     def __call__(self, event: Event) -> None:
         """Record the event if it is a loss, and pass it on."""
-        if self._pending or isinstance(event, RecordsLost):
+        if self._pending or isinstance(event, RecordsLost | TableRestored):
             self._note(event)
         self._events(event)
 
     def _note(self, event: Event) -> None:
         with self._lock:
-            if isinstance(event, RecordsLost):
+            if isinstance(event, RecordsLost | TableRestored):
                 loss = Loss.of(event, int(self._clock.wall() * 1000))
                 self._pending[loss.extent] = loss
                 if len(self._pending) > MAX_PENDING:

@@ -7,7 +7,7 @@ import pytest
 
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import checks as checks_module
-from kcl_pipeline.events import LossReason, RecordsLost
+from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.state.worker_status import (
@@ -228,6 +228,11 @@ def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
     command = found["advice"].rpartition("acknowledge: kcl-pipeline ")[2]
     assert "4 losses acknowledged" in run(*command.split()).stdout
     assert finding(0)["text"] == "4 losses, all acknowledged"
+    restore = Loss.of(TableRestored(58, "the version of 2026-11-26T10:00:00.000+00:00"), 1_000)
+    fleet.tables.coordinator.change_losses(lambda log: log.with_losses([restore]))
+    found = finding(1)
+    assert "RESTORE in version 58 of the table to the version of 2026-11-26T10" in found["text"]
+    assert "are not read again; `kcl-pipeline seek -p PIPELINE --to TIME --pause" in found["text"]
 
 
 def test_doctor_finds_that_nobody_leads(fleet):

@@ -51,6 +51,21 @@ def parts_fixture():
     return Stage()
 
 
+def test_a_restore_of_the_table_is_recorded_once(parts):
+    restored = ev.TableRestored(58, "version 12")
+    parts.recorder(restored)
+    parts.recorder(ev.TableRestored(58, "version 12"))
+    parts.recorder(ev.TableRestored(61, "version 12"))
+    log = parts.table.read_losses().log
+    assert [(loss.reason, loss.after) for loss in log.losses] == [
+        ("table_restored", "version 12")
+    ] * 2
+    assert parts.seen[0] == restored
+    parts.table.change_losses(lambda found: found.with_acknowledged(log, 1_000))
+    parts.recorder(restored)
+    assert parts.table.read_losses().log.unacknowledged == 0, "a worker that starts finds it again"
+
+
 def test_a_loss_is_recorded_and_passed_on(parts):
     parts.recorder(OTHER)
     assert parts.calls == []

@@ -82,6 +82,6 @@ def _loss_text(loss: Loss) -> str:
     ]
     what = " ".join([str(loss.reason), *ends])
     return (
-        f"{printable(loss.label)} ({what}), recorded "
+        f"{loss.sentence or f'{printable(loss.label)} ({what})'}, recorded "
         f"{time_text(loss.recorded_millis)} by {printable(loss.reporter)}"
     )

@@ -40,6 +40,7 @@ from kcl_pipeline.delta.log.entries import (
     entry_path,
     protocol_of,
 )
+from kcl_pipeline.delta.log.restores import Restores
 from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
@@ -98,6 +99,8 @@ class DeltaLog:
         self.read_to = -1
         self._seen = SeenEntries(self.storage)
         self._recent: dict[int, dict[str, int]] = {}
+        self.restores = Restores()
+        """Each RESTORE since the checkpoint that the table was opened at, as far as it was read."""
 
     @property
     def version(self) -> int:
@@ -151,7 +154,7 @@ class DeltaLog:
 
     def _read_numbers(self) -> None:
         if self._numbers_read is None:
-            found = read_transactions(self.storage, self.version)
+            found = read_transactions(self.storage, self.version, self.restores)
             self._numbers, self._numbers_read = (
                 {**(found or {}), **self._numbers},
                 found is not None,
@@ -355,6 +358,7 @@ class DeltaLog:
         self.upkeep.discard()
         self._table, self._numbers_read = None, None
         self._numbers, self._recent = {}, {}
+        self.restores.clear()
         self._metadata_changed()
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
@@ -409,6 +413,10 @@ class DeltaLog:
         self._seen.note(version, entry)
         self._recent[version] = facts.transactions
         self._recent.pop(version - _ENTRIES_KEPT, None)
+        if facts.restored_to is not None:
+            self._read_numbers()  # It needs the transactions before this entry.
+            before = self._numbers if self._numbers_read else None
+            self.restores.note(version, facts.restored_to, before)
         self._numbers |= facts.transactions
         if facts.changes_table:
             self._metadata_changed()

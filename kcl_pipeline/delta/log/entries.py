@@ -1,4 +1,4 @@
-"""Parse the transactions and metadata changes of one Delta log entry, strictly and with limits.
+"""Parse one Delta log entry, strictly and with limits: transactions, changes of metadata, RESTORE.
 
 Entries of other writers are read too. An entry that does not follow the Delta protocol is an error,
 because a wrong transaction version would allow a batch to be committed twice. The caller then uses
@@ -8,9 +8,12 @@ delta-rs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
 import msgspec
+
+from kcl_pipeline.text import printable
 
 MIN_NUMBER: Final = -(2**63)
 MAX_NUMBER: Final = 2**63 - 1
@@ -29,10 +32,13 @@ class EntryFacts:
     Attributes:
         transactions: The application transactions that it sets, with their versions.
         changes_table: Whether it changes the table's metadata or protocol.
+        restored_to: The version or time that the table was restored to, as text. None: the entry
+            is no RESTORE.
     """
 
     transactions: dict[str, int]
     changes_table: bool
+    restored_to: str | None = None
 
 
 class _Transaction(msgspec.Struct, rename="camel"):
@@ -44,6 +50,7 @@ class _Action(msgspec.Struct, rename="camel"):
     txn: _Transaction | None = None
     meta_data: msgspec.Raw = _NOTHING
     protocol: msgspec.Raw = _NOTHING
+    commit_info: msgspec.Raw = _NOTHING
 
 
 _ACTION: Final = msgspec.json.Decoder(_Action)
@@ -75,7 +82,47 @@ def entry_facts(entry: bytes) -> EntryFacts:
             for one in actions
             if one.meta_data is not _NOTHING or one.protocol is not _NOTHING
         ),
+        next((to for one in actions if (to := _restored_to(one.commit_info)) is not None), None),
     )
+
+
+class _CommitInfo(msgspec.Struct, rename="camel"):
+    operation: str = ""
+    operation_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_COMMIT_INFO: Final = msgspec.json.Decoder(_CommitInfo)
+_RESTORE: Final = "RESTORE"
+_SHOWN: Final = 100
+
+
+def _restored_to(commit_info: msgspec.Raw) -> str | None:
+    """Return what a `commitInfo` says the table was restored to. None: it is no RESTORE.
+
+    The protocol lets a writer put anything there, so nothing in it is an error.
+    """
+    raw = bytes(commit_info)
+    if _RESTORE.encode() not in raw:
+        return None
+    try:
+        found = _COMMIT_INFO.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    if found.operation != _RESTORE:
+        return None
+    given = found.operation_parameters
+    version, time = given.get("version"), given.get("datetime") or given.get("timestamp")
+    if version is not None:
+        return f"version {printable(str(version), _SHOWN)}"
+    return "an unknown version" if time is None else f"the version of {_time_text(str(time))}"
+
+
+def _time_text(text: str) -> str:
+    """Return a time. delta-rs writes epoch milliseconds, Spark writes text."""
+    try:
+        return datetime.fromtimestamp(int(text) / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return printable(text, _SHOWN)
 
 
 class _Protocol(msgspec.Struct, rename="camel"):

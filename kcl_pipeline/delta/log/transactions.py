@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kcl_pipeline.delta.log.entries import MAX_ENTRY_BYTES, entry_facts, entry_path
+from kcl_pipeline.delta.log.restores import Restores
 from kcl_pipeline.delta.storage.storage import Storage
 
 MAX_ENTRIES: Final = 1000
@@ -43,11 +44,18 @@ class _Hint(msgspec.Struct):
 _HINT: Final = msgspec.json.Decoder(_Hint)
 
 
-def read_transactions(storage: Storage, version: int) -> dict[str, int] | None:
+def read_transactions(
+    storage: Storage, version: int, restores: Restores | None = None
+) -> dict[str, int] | None:
     """Every application transaction as of `version` (inclusive); None if it cannot be read.
 
     It cannot be read if the last checkpoint is newer than `version` or does not consist of Parquet
     files, or if entries after it do not exist any more. Raises nothing.
+
+    Args:
+        storage: The folder of the table.
+        version: The last version that is read.
+        restores: Receives each RESTORE since the last checkpoint.
     """
     try:
         checkpoint = _last_checkpoint(storage)
@@ -56,7 +64,10 @@ def read_transactions(storage: Storage, version: int) -> dict[str, int] | None:
             return None
         found = {} if checkpoint is None else _of_checkpoint(storage, checkpoint)
         for number in range(first, version + 1):
-            found |= entry_facts(storage.read(entry_path(number), MAX_ENTRY_BYTES)).transactions
+            facts = entry_facts(storage.read(entry_path(number), MAX_ENTRY_BYTES))
+            if restores is not None and facts.restored_to is not None:
+                restores.note(number, facts.restored_to, found)
+            found |= facts.transactions
     except (OSError, ValueError, KeyError, TypeError, RecursionError, pa.ArrowException):
         return None
     return found

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kcl_pipeline.events import LossReason, RecordsLost
+from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
 from kcl_pipeline.leases.attributes import record_of
 from kcl_pipeline.position import Position
 from kcl_pipeline.text import printable
@@ -34,7 +34,10 @@ _Whole = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A `RecordsLost` as it is recorded. Positions are texts, because they are only shown.
+    """A `RecordsLost` or a `TableRestored` as it is recorded.
+
+    Positions are texts, because they are only shown. After a RESTORE, `lease_key` names the version
+    that it made, and `after` the version that was restored.
 
     Attributes:
         recorded_millis: When it was reported, epoch milliseconds.
@@ -54,8 +57,16 @@ class Loss:
     acknowledged_millis: _Whole | None = None
 
     @classmethod
-    def of(cls, event: RecordsLost, now_millis: int) -> Loss:
+    def of(cls, event: RecordsLost | TableRestored, now_millis: int) -> Loss:
         """Return the record of an event."""
+        if isinstance(event, TableRestored):
+            return cls(
+                lease_key=f"version {event.version} of the table",
+                reason=LossReason.TABLE_RESTORED,
+                reporter="a reader of its log",
+                recorded_millis=now_millis,
+                after=printable(event.restored_to, _MAX_POSITION)[:_MAX_POSITION],
+            )
         return cls(
             lease_key=_name(event.lease_key),
             reason=event.reason,
@@ -84,6 +95,17 @@ class Loss:
         """The lease key, with the stream in front unless the key contains it."""
         is_contained = self.stream is None or ":" in self.lease_key
         return self.lease_key if is_contained else f"{self.stream} {self.lease_key}"
+
+    @property
+    def sentence(self) -> str | None:
+        """What a RESTORE did, and the command that reads the rows again. None: another reason."""
+        if self.reason != LossReason.TABLE_RESTORED:
+            return None
+        return (
+            f"RESTORE in {printable(self.label)} to {printable(self.after or 'an earlier one')}: "
+            "rows after it are gone and are not read again; `kcl-pipeline seek -p PIPELINE --to "
+            "TIME --pause --yes` reads the records since TIME again"
+        )
 
     @property
     def shard_id(self) -> str:

@@ -28,6 +28,7 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.DeadLettersUnreadable: logging.WARNING,
     ev.ShardPaused: logging.ERROR,
     ev.RecordsLost: logging.ERROR,
+    ev.TableRestored: logging.ERROR,
     ev.ShardStalled: logging.WARNING,
     ev.WorkerHung: logging.ERROR,
     ev.WorkerIdShared: logging.ERROR,

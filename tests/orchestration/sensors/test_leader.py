@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import dagster as dg
 
-from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost
+from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost, TableRestored
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.lease.values import BadRow
@@ -252,9 +252,19 @@ def test_lost_records_fail_the_check_until_they_are_acknowledged(instance):
     assert (row["stream"], row["shard"], row["after"]) == ("orders", "s-1", "7")
     assert (row["reason"], row["reporter"]) == ("row_deleted", "w-1")
     stage.coordinator.change_losses(lambda log: log.with_acknowledged(shown, 2_000))
+    assert check().passed
+    restore = Loss.of(TableRestored(58, "version 12"), 1_000)
+    shown = stage.coordinator.change_losses(lambda log: log.with_losses([restore]))
+    restored = check()
+    assert not restored.passed
+    for part in ("58", "version 12", "are not read again", "kcl-pipeline seek"):
+        assert part in restored.description
+    stage.coordinator.change_losses(lambda log: log.with_acknowledged(shown, 2_000))
     passed = check()
     assert passed.passed
-    assert "1 loss of records acknowledged, the last at 1970-01-01T00:00:02" in (passed.description)
+    assert "2 losses of records acknowledged, the last at 1970-01-01T00:00:02" in (
+        passed.description
+    )
     item = stage.coordinator.rows()["Migration3.0"]
     stage.coordinator.plant(item | {"kclpLosses": {"S": "[]"}})
     unreadable = check()

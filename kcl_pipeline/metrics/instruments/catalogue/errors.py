@@ -46,6 +46,14 @@ INSTRUMENTS: Final = (
         in_kcl=False,
     ),
     counter(
+        "TableRestored",
+        "SinkCommit",
+        SUMMARY,
+        "RESTOREs of the table, after which rows are not read again",
+        ev.TableRestored,
+        in_kcl=False,
+    ),
+    counter(
         "ArrowMemorySkipped",
         "ProcessBatch",
         SUMMARY,

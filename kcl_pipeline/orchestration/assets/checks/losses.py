@@ -49,7 +49,7 @@ def _description(found: LossLog) -> str:
         text = f"{counted(found.unacknowledged, 'loss', 'losses')} of records not acknowledged"
         if found.waiting:
             last = found.waiting[-1]
-            text += f"; the last: {printable(last.lease_key)}, {last.reason}"
+            text += f"; the last: {last.sentence or f'{printable(last.lease_key)}, {last.reason}'}"
         return f"{text}. {ADVICE}"
     if found.acknowledged_millis is None:
         return "no loss of records is recorded"
