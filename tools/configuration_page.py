@@ -70,11 +70,6 @@ KCL: Final[dict[str, tuple[str, str]]] = {
         "dynamoDbLockBasedLeaderHeartbeatPeriodInMillis",
         "30000",
     ),
-    "leader.migrate_all_entities_to_lease_table": ("migrateAllEntitiesToLeaseTable", "false"),
-    "leader.table_migration_complete_bake_time_seconds": (
-        "tableMigrationCompleteBakeTimeSeconds",
-        "86400",
-    ),
     "shard_sync.initial_position_in_stream": ("initialPositionInStreamExtended", "LATEST"),
     "shard_sync.initial_timestamp": ("initialPositionInStreamExtended", "none"),
     "shard_sync.leases_recovery_auditor_execution_frequency_millis": (
