@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.errors import LeaseLostError, OtherTableError
+from kcl_pipeline.batch import NOTHING_WRITTEN
+from kcl_pipeline.errors import LeaseLostError, OtherTableError, UnavailableError
 from kcl_pipeline.events import ShardPaused, ShardResumed
 from kcl_pipeline.leases.lease import serialization as rows
+from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.leases.lease.serialization import lease_from_item, lease_to_item
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.store import Check
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import StoredPosition, shard_key
+from kcl_pipeline.sinks.sink import Entry, StoredPosition, shard_key
 from kcl_pipeline.testing.sink import InMemorySink, LogEntry, MemoryTable
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world
@@ -143,6 +146,54 @@ def test_a_lease_stops_only_if_the_row_is_still_the_same(world: World) -> None:
     world.replace()
     assert world.table.update_checkpoint(world.row(), checkpoint=Position("8")) is not None
     assert isinstance(world.take(), LeaseLostError)
+
+
+def seek_to_the_begin(world: World, expected: Lease) -> Lease:
+    """Take the lease from its worker, seek the shard, and give it back; return the row."""
+    assert world.table.evict(world.row()) is not None
+    nothing = Check(world.table.store, "no row", ())
+    assert world.table.seek([LeaseSeek(world.row(), expected.checkpoint)], "t", nothing) == ()
+    operator = InMemorySink(world.rows, clock=world.clock)
+    known = operator.positions([shard_key(STREAM, KEY)])
+    (entry,) = (Entry(key, stored, None) for key, stored in known.shards.items())
+    assert operator.commit(known.table_id, NOTHING_WRITTEN, [entry]).version is not None
+    assert world.table.assign(world.row(), "w") is not None
+    row = world.row()
+    assert (row.checkpoint, row.owner, row.table_mark) == (expected.checkpoint, "w", None)
+    return row
+
+
+@pytest.mark.parametrize("waited_seconds", [0.0, 3.4], ids=["renewal", "checkpoint"])
+@pytest.mark.parametrize("answer", ["none", "arrived", "lost"])
+def test_a_seek_before_the_lease_came_back_is_not_undone(
+    waited_seconds: float, answer: str
+) -> None:
+    """Owner, checkpoint and mark are as this worker read them; the table has no position now."""
+    world = World()
+    begun, held = world.row(), world.consumers[KEY].held
+    assert begun.table_mark is None
+    assert world.commit(1) is not None
+    if answer == "lost":
+        world.trouble[KEY] = [UnavailableError("no answer")]
+        with pytest.raises(UnavailableError):
+            world.leases.renew(held)
+    elif answer == "arrived":
+        world.leases.renew(held)
+    row = seek_to_the_begin(world, begun)
+    world.clock.advance(waited_seconds)
+    if waited_seconds:
+        world.leases.renew_all()
+    else:
+        with pytest.raises(LeaseLostError):
+            world.leases.renew(held)
+    assert world.row() == row
+    with pytest.raises(LeaseLostError):
+        world.committer.checkpoint(world.consumers[KEY])
+    assert world.row() == row
+    (again,) = world.leases.discover([KEY])
+    consumer = ShardConsumer(again, STREAM)
+    assert world.start({KEY: consumer}) == {KEY: begun.checkpoint}
+    assert consumer.stored == StoredPosition(2, None)
 
 
 @given(st.integers(0, 2**186).map(str), st.integers(0, 2**62))
