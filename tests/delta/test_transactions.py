@@ -164,14 +164,12 @@ def test_a_table_without_checkpoints_is_read_from_its_first_entry_or_not_at_all(
     for turn in (1, 2, 3):
         sink.land(written(uri), [entry("a", turn, seq(turn - 1))])
     storage = LocalStorage(Path(uri))
-    assert [read_transactions(storage, version) for version in range(4)] == [
-        {},
-        {"app/a": 1},
-        {"app/a": 2},
-        {"app/a": 3},
-    ]
+    low = names("app/a")[1]
+    found = [read_transactions(storage, version) for version in range(4)]
+    assert found[0] == {}
+    assert [one and one[low] for one in found[1:]] == [1, 2, 3]
     monkeypatch.setattr("kcl_pipeline.delta.log.transactions.MAX_ENTRIES", 3)
-    assert [read_transactions(storage, version) for version in (2, 3)] == [{"app/a": 2}, None]
+    assert [read_transactions(storage, version) for version in (2, 3)] == [found[2], None]
 
 
 def test_what_cannot_be_read_at_once_is_asked_one_by_one(tmp_path: Path) -> None:
