@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kcl_pipeline.delta.errors import bounded
+from kcl_pipeline.delta.files import partition_folder
 from kcl_pipeline.delta.schema import (
     delta_type,
     is_any_list,
@@ -42,6 +43,8 @@ _FIRST_MICROS: Final = _FIRST_DAY * _DAY_MICROS
 _LAST_MICROS: Final = (_LAST_DAY + 1) * _DAY_MICROS - 1
 _CHUNK_BYTES: Final = 2**31 - 1
 """Most bytes of a string column in one array of Delta's types."""
+_SHORT_BYTES: Final = 40
+"""A string of at most these bytes is short enough for the folder of a partition."""
 _SHOWN: Final = 80
 """Most characters of a value in an error."""
 
@@ -533,11 +536,19 @@ def _shown(array: pa.Array) -> str:
 
 def _check_partition(column: pa.ChunkedArray, field: pa.Field) -> None:
     """Refuse values that the log cannot hold, or that a reader does not read from there."""
-    if pa.types.is_string(field.type) and not field.nullable:
-        if pc.any(pc.equal(column, "")).as_py():
+    if pa.types.is_string(field.type):
+        if not field.nullable and pc.any(pc.equal(column, "")).as_py():
             raise _UnfitError(
                 f"{field.name}: '' is null in a partition column, and the table does not allow null"
             )
+        # A compaction of the table would fail for ever.
+        suspects = column.filter(pc.greater(pc.binary_length(column), _SHORT_BYTES))
+        for value in suspects.unique():
+            if partition_folder(field.name, value.as_py()) is None:
+                raise _UnfitError(
+                    f"{field.name}: {_shown(pa.array([value.as_py()]))} is too long for a "
+                    "partition column"
+                )
     elif pa.types.is_decimal(field.type) and field.type.scale > 0:
         negative = column.filter(pc.less(column, pa.scalar(0, field.type)))
         broken = negative.filter(pc.not_equal(pc.trunc(negative), negative))

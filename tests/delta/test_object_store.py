@@ -171,3 +171,37 @@ def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) 
     for version in range(3):
         table.storage.delete(f"_delta_log/{version:020d}.json")
     assert (table.new_sink().stored("a"), table.new_sink().stored("b")) == (seq(5), NONE)
+
+
+def test_partition_folders_in_an_object_store(options: Mapping[str, str]) -> None:
+    uri, by = f"s3://{BUCKET}/partitioned", ("text", "day")
+    texts = ["a b/%20=c", "ü~", "", None]
+    rows = pa.table({"text": texts, "day": pa.array([0, 1, 2, 3], pa.date32()), "id": range(4)})
+    writer = ArrowBatchWriter(None, uri, by, options)
+    sink = committer(uri, partition_by=by, storage_options=options)
+    own, piggybacked = (writer.write(Batch("b", (), rows)) for _ in range(2))
+    sink.ensure(own.schema)
+    announce(
+        committer(uri, partition_by=by, storage_options=options), piggybacked.files, entry("b", 1)
+    )
+    sink._pace.lost(2)
+    assert sink.land(own, [entry("a", 1)]).version == 1
+    paths = {file.path for file in (*own.files, *piggybacked.files)}
+    assert paths == {one.path for one in sink.delta_log.storage.list("batches")}
+    assert {path.split("/", 2)[2].rpartition("/")[0] for path in paths} == {
+        "text=a%20b%2F%2520%3Dc/day=1970-01-01",
+        "text=%C3%BC%7E/day=1970-01-02",
+        "text=__HIVE_DEFAULT_PARTITION__/day=1970-01-03",
+        "text=__HIVE_DEFAULT_PARTITION__/day=1970-01-04",
+    }
+    expected = [{"text": row["text"] or None, "day": row["day"]} for row in rows.to_pylist()]
+    abandoned = {file.path for file in writer.write(Batch("b", (), rows)).files}
+    removed = DeltaTable(uri, storage_options=dict(options)).vacuum(
+        retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True
+    )
+    assert set(removed) == abandoned
+    assert paths == {one.path for one in sink.delta_log.storage.list("batches")}
+    for _ in range(2):
+        table = DeltaTable(uri, storage_options=dict(options)).to_pyarrow_table().sort_by("id")
+        assert table.select(by).to_pylist() == [row for row in expected for _ in range(2)]
+        compact(uri, options)

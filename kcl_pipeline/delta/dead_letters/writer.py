@@ -44,6 +44,7 @@ _POSITION: Final = ("lease_key", "sequence_number", "sub_sequence_number")
 _NUMBER: Final = re.compile(r"[0-9]{1,129}")
 _NAME: Final = re.compile(
     r"batches/dead-letters-(?P<application>[0-9a-f]{16})-[0-9a-f]{32}"
+    r"(/[^/=]+=[^/]*)*"  # `files.partition_folders`
     r"/(?P<first>[0-9a-f]{1,110})-(?P<last>[0-9a-f]{1,110})-[0-9]+\.parquet"
 )
 _LOG: Final = logging.getLogger(__name__)
