@@ -33,7 +33,8 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 
 STREAM = "arn:aws:kinesis:us-east-1:111122223333:stream/orders/1760000000"
 WAYS = ("alone", "combined")

@@ -48,7 +48,8 @@ from kcl_pipeline.kinesis.decode.bodies import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.spark.session import build_session, warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
 

@@ -33,7 +33,8 @@ from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 BATCH_SHARDS: Final = 64

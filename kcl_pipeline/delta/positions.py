@@ -21,7 +21,7 @@ from typing import Final
 
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 SUFFIXES: Final = ("v", "l", "m", "h")
 """Ends of the four names of a shard."""

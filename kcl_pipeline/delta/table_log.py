@@ -21,7 +21,7 @@ from kcl_pipeline.delta.table_check import TableCheck
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import EventSink, TableRestored, ignore_events
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 _BACKOFF_SECONDS: Final = 0.004
 _BACKOFF_LIMIT_SECONDS: Final = 0.4

@@ -109,9 +109,10 @@ class Cleaning:
         """Delete rows one by one, for `DELETION_SECONDS`. A later cycle continues."""
         end = self._clock.monotonic() + DELETION_SECONDS
         for number, (what, delete) in enumerate(deletions):
+            # Before the time is looked at: a deletion that took long may have outlasted the lock.
+            self._leadership.keep(number)
             if context.deadline.passed() or self._clock.monotonic() >= end:
                 return
-            self._leadership.keep(number)
             try:
                 delete()
             except (AwsError, ValueError) as error:

@@ -29,7 +29,8 @@ from kcl_pipeline.events import AnnouncementRejected, EventSink, ignore_events
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.log import Head, Log
 from kcl_pipeline.sinks.objects import ObjectStore, StoredObject, UnsafeObjectError
-from kcl_pipeline.sinks.sink import Entry, StoredPosition
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.text import printable
 
 FOLDER: Final = "_kcl_pipeline/announced"

@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile
-from kcl_pipeline.sinks.sink import StoredPosition
+from kcl_pipeline.sinks.stored import StoredPosition
 
 
 class Head(Protocol):

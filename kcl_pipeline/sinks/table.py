@@ -27,13 +27,8 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.sinks.announcements import AnnouncementStore, PreparedBatch, combined
 from kcl_pipeline.sinks.log import Head, Log
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    check_entries,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 
 MAX_ATTEMPTS: Final = 200
 _BACKOFF_SECONDS: Final = 0.004

@@ -37,13 +37,8 @@ from kcl_pipeline.delta.settings import DeltaSink, check_address
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.settings_errors import names_only, without_credentials
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    check_entries,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema

@@ -24,13 +24,8 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, DataFile, Written
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.log import Head, Log
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Sink,
-    StoredPosition,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Sink
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("text", pa.string())])

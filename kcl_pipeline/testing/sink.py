@@ -20,14 +20,8 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    StoredPosition,
-    check_entries,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.transform.arrow import apply_arrow_transform, probe_arrow_transform
 from kcl_pipeline.transform.rejected import split_rejected

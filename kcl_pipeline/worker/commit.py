@@ -49,15 +49,8 @@ from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    Sink,
-    StoredPosition,
-    shard_key,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink, shard_key
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
 

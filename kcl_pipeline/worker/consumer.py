@@ -10,7 +10,8 @@ from kcl_pipeline.errors import OtherTableError
 from kcl_pipeline.leases.held import Held
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard, StreamId
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 
 class ConsumerState(StrEnum):

@@ -17,7 +17,8 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementStore, PreparedBatch
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, StoredPosition
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import Pace
 from tests.support import announcing
 from tests.support.delta_tables import (

@@ -13,7 +13,8 @@ from kcl_pipeline.delta.positions import names, stored, transactions
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import FOLDER, PreparedBatch, decoded, encoded
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from tests.delta.test_sink_behaviour import KEY, OTHER, SCHEMA
 from tests.support.delta_tables import committer
 

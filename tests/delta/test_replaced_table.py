@@ -12,7 +12,8 @@ from kcl_pipeline.batch import Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, Positions
+from kcl_pipeline.sinks.sink import Entry, Positions
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 
 KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/a"
 SCHEMA = pa.schema([pa.field("n", pa.int64())])

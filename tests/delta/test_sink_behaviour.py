@@ -15,14 +15,8 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    Sink,
-    StoredPosition,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

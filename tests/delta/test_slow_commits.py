@@ -18,7 +18,8 @@ from kcl_pipeline.delta.log.entries import entry_path
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.sinks.sink import Entry, StoredPosition
+from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.stored import StoredPosition
 from tests.support.delta_tables import NoWait, committer, entry
 from tests.support.s3_proxy import Request, S3Proxy, s3_proxy
 

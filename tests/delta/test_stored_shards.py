@@ -7,7 +7,8 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition, shard_key
+from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 STREAM = StreamId("s", arn="arn:aws:kinesis:eu-west-1:1:stream/s", created_millis=17_000)
 SHARD = "shardId-000000000000"

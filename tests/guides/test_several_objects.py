@@ -11,14 +11,16 @@ from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.testing import run_transform
 from tests.guides.snippets import ROOT, snippets
 
-TEMPLATE = "kcl_pipeline/cli/templates/pipeline.py.txt"
+TEMPLATE = "kcl_pipeline/cli/templates/assets_telemetry.py.txt"
 PAGES = ["README.md", "docs/tutorial.md", "docs/transforms.md", TEMPLATE]
 ROW = {"user": "ann", "page": "/", "amount": 1.5, "seconds": 1.5, "time": "2026-01-02T03:04:05Z"}
+ROW |= {"metric": "cpu", "value": 1.5}
 
 
 def code_of(page: str) -> str:
     if page == TEMPLATE:
-        code = Path(ROOT, page).read_text()
+        text = Path(ROOT, page).read_text()
+        code = text[text.index("# `_raw` receives") :]
     else:
         code = "\n".join(
             one.code
@@ -26,7 +28,9 @@ def code_of(page: str) -> str:
             if "def parse(" in one.code or "def parse_lines(" in one.code
         )
     # Only the function: the pipelines of the pages need their streams.
-    return code.split("\n\n\norders = ")[0].split("\n\n\nviews = ")[0].split("\n\n\npipeline = ")[0]
+    for name in ("orders", "views", "telemetry"):
+        code = code.split(f"\n\n\n{name} = ")[0]
+    return code
 
 
 def functions(page: str) -> dict:

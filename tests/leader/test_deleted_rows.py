@@ -11,6 +11,7 @@ from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
 
@@ -253,7 +254,8 @@ def knows(stored):
 @pytest.mark.parametrize(("ends", "brought_back"), [(False, [P1]), (True, [])])
 def test_at_latest_a_shard_with_a_position_in_the_table_is_continued(ends, brought_back):
     world = merging("LATEST")
-    cycle = world.leader(stored=knows({P1: ends}), resume_own_name=True)
+    stored = StoredPosition(1, Position("1"), ended=ends)
+    cycle = world.leader(stored=knows({P1: stored}), resume_own_name=True)
     cycle.run_once()
     world.leases.erase(P1)
     cycle.run_once()

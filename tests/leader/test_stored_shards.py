@@ -4,7 +4,7 @@ import pytest
 
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import StoredPosition
+from kcl_pipeline.sinks.stored import StoredPosition
 from tests.support.leader_world import World
 
 READ = StoredPosition(1, Position("5"))

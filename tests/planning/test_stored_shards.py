@@ -6,7 +6,7 @@ from kcl_pipeline.planning.shard_sync import new_lease
 from kcl_pipeline.planning.stored_shards import leases_with_stored
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
-from kcl_pipeline.sinks.sink import StoredPosition
+from kcl_pipeline.sinks.stored import StoredPosition
 
 STREAM = StreamId("s")
 A, B, C, D, E = (f"shardId-{number:012}" for number in range(5))
@@ -37,7 +37,7 @@ def created(stored, rows=(), wanted=(B, D), initial=LATEST):
     by_id = {one.shard_id: one for one in SHARDS}
     existing = {key: new_lease(STREAM, by_id[key], at) for key, at in dict(rows).items()}
     initials = [new_lease(STREAM, by_id[key], initial) for key in wanted]
-    positions = {key: StoredPosition(1, ended=ended) for key, ended in stored.items()}
+    positions = {key: StoredPosition(1, Position("5"), ended) for key, ended in stored.items()}
     found = leases_with_stored(STREAM, initials, SHARDS, existing, positions, initial_name(initial))
     return [(one.lease_key, one.checkpoint) for one in found]
 

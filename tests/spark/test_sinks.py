@@ -22,7 +22,8 @@ from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import FOLDER
-from kcl_pipeline.sinks.sink import NOTHING_STORED, CommitOutcome
+from kcl_pipeline.sinks.sink import CommitOutcome
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.testing.conformance import FunctionUnderTest, SinkCase, at_least_once_cases

@@ -22,7 +22,8 @@ from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import Storage
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import NOTHING_STORED, CommitOutcome, Entry, StoredPosition
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 
 class NoWait:

@@ -19,15 +19,8 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.table_log import DeltaTableLog
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    Sink,
-    StoredPosition,
-    check_entries,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.conformance import (
     SCHEMA,
     FunctionUnderTest,

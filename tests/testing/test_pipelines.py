@@ -46,8 +46,8 @@ def texts(test: PipelineTest) -> list[str]:
     return sorted(row["text"] for row in test.rows())
 
 
-def test_the_facade_has_six_names():
-    assert len(kit.__all__) == 6
+def test_the_facade_has_the_kit_and_the_conformance_suite():
+    assert len(kit.__all__) == 12
     assert all(getattr(kit, name) for name in kit.__all__)
     with pytest.raises(AttributeError, match="no attribute 'PipelinTest'"):
         _ = kit.PipelinTest

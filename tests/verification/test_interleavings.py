@@ -17,7 +17,8 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import PreparedBatch
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import CommitOutcome, StoredPosition
+from kcl_pipeline.sinks.sink import CommitOutcome
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease

@@ -11,7 +11,7 @@ from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leader import cycle
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import StoredPosition
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease

@@ -20,7 +20,8 @@ from kcl_pipeline.events import AwsTrouble, BatchRefused
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, StoredPosition, shard_key
+from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemoryFunction, InMemorySink, SinkFault
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world

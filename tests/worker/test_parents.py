@@ -20,7 +20,8 @@ from kcl_pipeline.kinesis.identity import REFUSAL_KEPT_SECONDS
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.sink import NOTHING_STORED, Entry, shard_key
+from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.testing.sink import InMemorySink
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState

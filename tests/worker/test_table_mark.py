@@ -15,7 +15,8 @@ from kcl_pipeline.leases.lease.serialization import lease_from_item, lease_to_it
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Check
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import Entry, StoredPosition, shard_key
+from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, LogEntry, MemoryTable
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world

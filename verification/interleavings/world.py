@@ -25,6 +25,7 @@ from kcl_pipeline.errors import (
     SinkError,
     ThrottledError,
     UnavailableError,
+    UnreadableRowError,
 )
 from kcl_pipeline.events import Event, EventSink, ignore_events
 from kcl_pipeline.kinesis.client import NO_RECORDS
@@ -326,6 +327,9 @@ class Process:
             try:
                 call()
             except LeaseLostError as error:
+                self._leases.drop(consumer.held, str(error))
+                return False
+            except UnreadableRowError as error:
                 self._leases.drop(consumer.held, str(error))
                 return False
             except OtherTableError:

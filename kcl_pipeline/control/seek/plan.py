@@ -12,7 +12,7 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
-from kcl_pipeline.sinks.sink import NOTHING_STORED, StoredPosition
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,8 @@ from kcl_pipeline.leases.application.identity import ApplicationRecord, marked_s
 from kcl_pipeline.leases.lease.seek import MAX_SEEKS
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.shards import Shard, StreamId
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    Entry,
-    Positions,
-    Sink,
-    StoredPosition,
-    shard_key,
-)
+from kcl_pipeline.sinks.sink import Entry, Positions, Sink, shard_key
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.text import counted, printable
 
 MAX_ATTEMPTS: Final = 10

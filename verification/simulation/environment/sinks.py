@@ -10,13 +10,8 @@ from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
-from kcl_pipeline.sinks.sink import (
-    NOTHING_STORED,
-    CommitOutcome,
-    Entry,
-    Positions,
-    StoredPosition,
-)
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
 from verification.simulation.checks.sink import Begun, Checks
 from verification.simulation.environment.calls import SITE_OF_CALL, Calls
