@@ -83,7 +83,7 @@ def delta(folder: Path) -> LogUnderTest:
     uri = str(folder)
 
     def log() -> DeltaTableLog:
-        return DeltaTableLog(DeltaSink(uri), SystemClock(), random.Random(1))
+        return DeltaTableLog(DeltaSink(uri), SystemClock(), random.Random(1), "app")
 
     def ids() -> list[int]:
         if not (folder / "_delta_log").exists():
