@@ -77,6 +77,9 @@ class NoSource:
     def end(self, lease_key: str) -> None:
         """Do nothing; no records are prefetched."""
 
+    def state_of(self, lease_key: str) -> None:
+        """Return None: no shard is read."""
+
 
 class BlindParentCheck(ParentCheck):
     """A parent check that knows only the rows of a shard, as with a function as the sink."""

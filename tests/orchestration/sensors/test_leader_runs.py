@@ -18,7 +18,6 @@ from tests.support.dagster_fakes import (
     FakePipeline,
 )
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
-    CONFIG,
     Stage,
     instance_fixture,
 )
@@ -31,7 +30,7 @@ def test_keeps_the_minimum_of_workers_running(instance):
     assert first.skip_reason is None
     assert len({r.run_key for r in first.run_requests}) == 2
     for request in first.run_requests:
-        assert request.run_config == CONFIG
+        assert not request.run_config
         assert request.tags == {
             "kcl/application": "orders-eu",
             "kcl/mode": "continuous",
