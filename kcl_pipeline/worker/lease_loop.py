@@ -67,6 +67,7 @@ class LeaseLoop:
         hangs: HangWatch,
         useless: UselessWatch,
         lag: Callable[[], Lag],
+        has_committed: Callable[[], bool],
         is_2x: Callable[[], bool],
         no_table: Callable[[], None],
     ) -> None:
@@ -78,6 +79,8 @@ class LeaseLoop:
         self._hangs = hangs
         self._useless = useless
         self._lag = lag
+        self._has_committed = has_committed
+        self._has_told_commit = False
         self._is_2x = is_2x
         self._source = source
         self._map = map
@@ -120,7 +123,8 @@ class LeaseLoop:
             self._discovered_at = self._parts.clock.monotonic()
             if not (self._stop.is_set() or self._is_2x()):
                 self._tasks.start(LeaseTask.DISCOVERY, self._discover)
-        captures, reports = self._capture.ready(), self._report.ready() and not self._is_2x()
+        captures = self._capture.ready()
+        reports = (self._report.ready() or self._is_first_commit()) and not self._is_2x()
         # After a stop the row is deleted, and a late report would write it again
         if (captures or reports) and not self._stop.is_set():
             self._tasks.start(
@@ -132,6 +136,13 @@ class LeaseLoop:
             self._capture.seconds(),
             self._report.seconds(),
         )
+
+    def _is_first_commit(self) -> bool:
+        """Return True once: after the first commit, whose rows Dagster then shows soon."""
+        if self._has_told_commit or not self._has_committed():
+            return False
+        self._has_told_commit = True
+        return True
 
     def _discover(self) -> None:
         self._run(

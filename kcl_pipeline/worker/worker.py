@@ -157,6 +157,7 @@ class Worker:
             hangs=self.hangs,
             useless=self.useless,
             lag=self.lag,
+            has_committed=lambda: self.stats.batches > 0,
             is_2x=lambda: self.coordination.version.is_2x,
             no_table=tables.note,
         ).tick

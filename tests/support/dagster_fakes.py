@@ -81,6 +81,7 @@ class FakeCycle:
         self.calls = 0
         self.deadlines: list[float] = []
         self.expiries: list[float] = []
+        self.misses_table = False
 
     def next_expiry_seconds(self, now: float) -> float:
         return self.expiries.pop(0) if self.expiries else math.inf

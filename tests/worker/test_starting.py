@@ -206,6 +206,16 @@ def test_the_second_report_comes_soon():
     assert [round(b - a) for a, b in itertools.pairwise(seconds)] == [10, 10]
 
 
+def test_the_first_commit_is_reported_at_once():
+    """Dagster's sensor reports the first rows at its next tick, and reads them from the row."""
+    world = World()
+    world.run(5)
+    world.put(b"1")
+    world.run(2)
+    (row,) = world.rows.scan_workers().workers
+    assert row.status.totals.records == 1
+
+
 def test_a_worker_opens_its_application_once(aws, pipeline, monkeypatch):
     clients = clients_of(aws, pipeline)
     clients.kinesis.create_stream(StreamName="orders", ShardCount=1)

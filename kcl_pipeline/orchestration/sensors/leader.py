@@ -43,7 +43,7 @@ from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineL
 from kcl_pipeline.orchestration.assets.names import REFUSED_TAG, VERSION_TAG, Names
 from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, active_runs, silence_limit_seconds
-from kcl_pipeline.orchestration.sensors.expiry_wait import run_cycles
+from kcl_pipeline.orchestration.sensors.cycles import run_cycles
 from kcl_pipeline.orchestration.sensors.observe import TickState, observe_fleet
 from kcl_pipeline.orchestration.sensors.reports.application import (
     SHORTEST_GAP_SECONDS,
@@ -70,6 +70,8 @@ from kcl_pipeline.orchestration.sensors.sentence import cursor_text, leading_tex
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
 TICK_GIVE_UP_SECONDS: Final = 120.0
+STARTING_SECONDS: Final = 60.0
+"""A worker run of this age that does not report yet may do so during a tick."""
 DEPLOYMENT_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
 """Dagster+ sets it in the processes of a deployment."""
 
@@ -150,7 +152,7 @@ class LeaderTick:
             state.tick_started = None
 
     def _tick(self, context: dg.SensorEvaluationContext, state: TickState) -> dg.SensorResult:
-        report, problem = self._lead(state)
+        report, problem = self._lead(state, context.instance)
         pause = self._pause(context, report, state)
         active = active_runs(context.instance, self._names.application, self._separator)
         done: tuple[str, ...] = ()
@@ -223,9 +225,21 @@ class LeaderTick:
         tags[VERSION_TAG] = self._version
         return dg.RunRequest(run_key=key, tags=tags)
 
-    def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
+    def _lead(
+        self, state: TickState, instance: dg.DagsterInstance
+    ) -> tuple[CycleReport, str | None]:
+        def is_starting(report: CycleReport) -> bool:
+            reporting, now = {row.worker_id for row in report.workers}, self._clock.wall()
+            return any(
+                run.continuous
+                and run.status is not dg.DagsterRunStatus.CANCELING
+                and run.worker_id not in reporting
+                and now - run.created < STARTING_SECONDS
+                for run in active_runs(instance, self._names.application, self._separator)
+            )
+
         try:
-            report = run_cycles(state.cycle, *self._cycle_seconds, self._clock)
+            report = run_cycles(state.cycle, *self._cycle_seconds, self._clock, is_starting)
         except NotFoundError as error:
             problem = f"waiting for the first worker, which creates the tables ({error})"
             return CycleReport(led=False), problem

@@ -132,6 +132,11 @@ class WorkerStats:
         )
 
     @property
+    def batches(self) -> int:
+        """Number of batches in the worker's lifetime. Any thread may read it."""
+        return self._life.counts["batches"]
+
+    @property
     def dead_letters(self) -> int:
         """Number of dead letters in the worker's lifetime. Any thread may read it."""
         return self._life.counts["dead_letters"]

@@ -1,17 +1,31 @@
-"""A tick waits for a lease that expires shortly."""
+"""A tick waits for a lease that expires shortly, and for a worker that starts."""
 
 from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.orchestration.sensors.expiry_wait import LONGEST_SECONDS, run_cycles
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.orchestration.sensors.cycles import (
+    LONGEST_SECONDS,
+    START_SECONDS,
+    run_cycles,
+)
 from kcl_pipeline.planning.model import Move, Plan
-from tests.support.dagster_fakes import FakeCycle, FakePipeline, ManualClock
+from tests.support.dagster_fakes import (
+    FakeCycle,
+    FakePipeline,
+    ManualClock,
+    leases,
+    led,
+    worker,
+)
 from tests.support.leader_world import World, settled
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,
@@ -25,8 +39,8 @@ MOVES = Plan("balanced", (Move("s", None, "a", "r"),))
 def ticks(world, cycle):
     """Run a tick every five seconds, and the workers every second; yield the seconds of a tick."""
     for second in range(60):
-        for worker in list(world.workers.values()):
-            worker.second()
+        for living in list(world.workers.values()):
+            living.second()
         began = world.clock.monotonic()
         if second % 5 == 0:
             run_cycles(cycle, 10.0, 20.0, world.clock)
@@ -145,3 +159,92 @@ def test_a_tick_of_the_sensor_waits(instance):
     stage = Stage(instance, pipeline)
     stage()
     assert pipeline.cycle.calls == 2
+
+
+def waiting(owner):
+    return led(leases(4, [owner]), (), plan=Plan("balanced", ()))
+
+
+ASSIGNED = waiting("w")
+WAITS = waiting(None)
+
+
+def started(*reports, is_starting=True, misses_table=False, seconds=0.0):
+    """Run one tick while a worker starts; return the number of cycles, and the seconds."""
+    clock, cycle = ManualClock(), FakeCycle(reports)
+    cycle.misses_table = misses_table
+    run_once = cycle.run_once
+
+    def slow(deadline_seconds):
+        clock.advance(seconds)
+        return run_once(deadline_seconds)
+
+    cycle.run_once = slow
+    began = clock.monotonic()
+    report = run_cycles(cycle, 10.0, 20.0, clock, lambda _: is_starting)
+    assert report is reports[min(cycle.calls, len(reports)) - 1]
+    return cycle.calls, clock.monotonic() - began
+
+
+def test_leases_are_assigned_to_a_worker_that_reports_during_the_tick():
+    calls, seconds = started(WAITS, WAITS, WAITS, ASSIGNED)
+    assert (calls, seconds) == (4, pytest.approx(1.5))
+
+
+def test_a_tick_waits_for_the_tables_that_the_first_worker_creates():
+    missing = CycleReport(led=False)
+    calls, seconds = started(missing, missing, ASSIGNED, misses_table=True)
+    assert (calls, seconds) == (3, pytest.approx(1.0))
+
+
+def test_the_next_tick_goes_on_with_the_wait():
+    calls, seconds = started(WAITS)
+    assert seconds <= START_SECONDS
+    assert calls == 8
+
+
+def test_slow_cycles_are_further_apart():
+    """So the scans of a large application cost at most a quarter of the time of a tick."""
+    calls, seconds = started(replace(WAITS, seconds=0.5), seconds=0.5)
+    assert calls == 2
+    assert seconds <= START_SECONDS
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        ASSIGNED,
+        CycleReport(led=False),
+        replace(WAITS, plan=MOVES),
+        replace(WAITS, pause=Pause(by="ann")),
+    ],
+)
+def test_a_tick_that_misses_no_worker_does_not_wait(report):
+    assert started(report) == (1, 0.0)
+
+
+def test_a_tick_does_not_wait_for_a_worker_that_nobody_starts():
+    assert started(WAITS, is_starting=False) == (1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "age", "reports", "cycles"),
+    [
+        (S.STARTED, 5.0, False, 8),
+        (S.QUEUED, 5.0, False, 8),
+        (S.STARTED, 5.0, True, 1),
+        (S.STARTED, 100.0, False, 1),
+        (S.CANCELING, 5.0, False, 1),
+    ],
+)
+def test_a_worker_starts_while_its_run_is_young_and_it_does_not_report(
+    instance, status, age, reports, cycles
+):
+    stage = Stage(instance, FakePipeline())
+    run = stage.run(status)
+    created = instance.get_run_record_by_id(run.run_id).create_timestamp.timestamp()
+    stage.clock.advance(created + age - 5.0 - stage.clock.wall())
+    workers = (worker(stage.worker_of(run)),) if reports else ()
+    stage.pipeline.cycle.reports = [replace(WAITS, workers=workers)]
+    stage()
+    assert stage.pipeline.cycle.calls == cycles
