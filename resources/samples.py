@@ -12,13 +12,15 @@ ORDERS_PER_SECOND = 100
 def records(second: int) -> dict[str, list[Any]]:
     """Return what is put in one second: what is ordered, and the load of this host.
 
-    One order of a thousand is not JSON: it becomes a dead letter.
+    One order of a thousand is not JSON: it becomes a dead letter. No id is used twice, also after
+    a restart, so that the table shows whether a record is missing or repeated.
     """
-    now = datetime.fromtimestamp(time.time(), UTC).isoformat()
-    first = second * ORDERS_PER_SECOND
+    epoch_seconds = int(time.time())
+    now = datetime.fromtimestamp(epoch_seconds, UTC).isoformat()
+    first = epoch_seconds * ORDERS_PER_SECOND
     ordered: list[Any] = [
         {
-            "id": f"order-{number:07d}",
+            "id": f"order-{number}",
             "user": f"user-{random.randrange(1_000):04d}",
             "amount": round(random.lognormvariate(3, 1), 2),
             "time": now,
@@ -27,5 +29,5 @@ def records(second: int) -> dict[str, list[Any]]:
     ]
     if second % 10 == 0:
         ordered[-1] = b"this is not JSON"
-    reading = {"id": f"load_1m-{second:06d}", "metric": "load_1m", "value": os.getloadavg()[0]}
+    reading = {"id": f"load_1m-{epoch_seconds}", "metric": "load_1m", "value": os.getloadavg()[0]}
     return {"orders": ordered, "telemetry": [reading | {"time": now}]}

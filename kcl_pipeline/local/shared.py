@@ -28,6 +28,7 @@ from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.extras import require
 from kcl_pipeline.signals import stop_on_signals
+from kcl_pipeline.text import counted
 
 START_SECONDS: Final = 90.0
 _POLL_SECONDS: Final = 0.1
@@ -185,7 +186,7 @@ def _started(
                 "credentials of an account"
             )
         clock.sleep(_POLL_SECONDS)
-    shown = ", ".join(f"{name} ({shards} shards)" for name, shards in streams.items())
+    shown = ", ".join(f"{name} ({counted(shards, 'shard')})" for name, shards in streams.items())
     sys.stderr.write(
         f"kcl_pipeline: no AWS_* variable is set, so an embedded AWS runs at {server.endpoint_url} "
         f"until this Dagster ends; streams: {shown}; "

@@ -12,7 +12,7 @@ from kcl_pipeline.testing import run_transform
 from tests.guides.snippets import ROOT, snippets
 
 TEMPLATE = "kcl_pipeline/cli/templates/assets_telemetry.py.txt"
-PAGES = ["README.md", "docs/tutorial.md", "docs/transforms.md", TEMPLATE]
+PAGES = ["README.md", "docs/transforms.md", TEMPLATE]
 ROW = {"user": "ann", "page": "/", "amount": 1.5, "seconds": 1.5, "time": "2026-01-02T03:04:05Z"}
 ROW |= {"metric": "cpu", "value": 1.5}
 
@@ -28,7 +28,7 @@ def code_of(page: str) -> str:
             if "def parse(" in one.code or "def parse_lines(" in one.code
         )
     # Only the function: the pipelines of the pages need their streams.
-    for name in ("orders", "views", "telemetry"):
+    for name in ("orders", "telemetry"):
         code = code.split(f"\n\n\n{name} = ")[0]
     return code
 

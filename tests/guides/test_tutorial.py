@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from contextlib import suppress
 
@@ -11,58 +13,74 @@ import boto3
 import pytest
 import requests
 
+from kcl_pipeline.cli.init import project_files
 from kcl_pipeline.local.demo.dagster_client import DagsterClient, Run
 from tests.guides.snippets import ROOT, TUTORIAL, commands, snippets
 from tests.guides.walkthrough import Walkthrough
 from tests.support.fleet_processes import wait_until
 
 PAGE = (ROOT / TUTORIAL).read_text(encoding="utf-8")
-SECONDS_OF_PUTTING = 20
-"""The tutorial puts records for 180 seconds, so that there is time to look around."""
-ROWS = 99 * (10 + SECONDS_OF_PUTTING)
 COUNTED = re.compile(r"^(\d+) rows, (\d+) ids, version \d+$", re.MULTILINE)
+FIRST_ROWS_SECONDS = 120
+LOOK = """
+import json, definitions
+defs = definitions.defs
+graph = defs.resolve_asset_graph()
+print(json.dumps({
+    "assets": [key.to_user_string() for key in graph.get_all_asset_keys()],
+    "checks": [key.name for key in graph.asset_check_keys],
+    "sensors": [one.name for one in defs.sensors],
+    "jobs": [one.name for one in defs.jobs],
+}))
+"""
 
 
 class Reader(Walkthrough):
     """Does what the tutorial says, and checks what it says about the results."""
 
     def follow(self, words: list[str]) -> None:
-        if words == ["python", "put_views.py", "180"]:
-            wait_until(self._is_loaded, 120, "Dagster to load the code")
-            self.start("put", self._command(["python", "put_views.py", str(SECONDS_OF_PUTTING)]))
-            return
         self.run(words)
-        if words[1:2] == ["worker"]:
-            assert "drained: 1,000 records" in self.output
-        elif words[1:2] == ["doctor"]:
-            assert "0 problems, 3 warnings" in self.output
-        elif words[1:2] == ["dead-letters"]:
-            assert self.output.startswith("10 dead letters")
-        elif words[:3] == ["dagster", "sensor", "start"]:
+        if words[:2] == ["dagster", "dev"]:
+            wait_until(lambda: self.materialized("purchases"), FIRST_ROWS_SECONDS, "first rows")
+            wait_until(lambda: self.materialized("revenue_per_minute"), 60, "what follows them")
             wait_until(lambda: self.owners() == [2, 2], 180, "two workers with two leases each")
+            assert self.log("dagster").count("no AWS_* variable is set") == 1
+        elif words[1:2] == ["dead-letters"]:
+            assert re.match(r"[1-9]\d* dead letters?\b", self.output), self.output
+        elif words[1:2] == ["leases"]:
+            assert self.output.count("shardId-") >= 4
 
     @property
     def dagster(self) -> DagsterClient:
         return DagsterClient(self.url)
 
-    def _is_loaded(self) -> bool:
+    def materialized(self, name: str) -> bool:
         assert self.is_running("dagster"), self.log("dagster")
+        query = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
+            assetMaterializations(limit: 1) { timestamp } } } }"""
+        asked = {"query": query, "variables": {"key": {"path": ["purchases", name]}}}
         with suppress(requests.ConnectionError):
-            return self.dagster.loaded() is not None
+            answer = requests.post(f"{self.url}/graphql", json=asked, timeout=30).json()
+            return bool(answer["data"]["assetOrError"].get("assetMaterializations"))
         return False
 
     def running(self) -> list[Run]:
-        return [run for run in self.dagster.runs("views_consume") if run.status == "STARTED"]
+        return [run for run in self.dagster.runs("purchases_consume") if run.status == "STARTED"]
 
     def owners(self) -> list[int]:
         """The numbers of leases of the workers that have one."""
-        clients = {"region_name": "us-east-1", "endpoint_url": self.environment["AWS_ENDPOINT_URL"]}
+        server = json.loads((self.folder / ".run" / "local-aws.json").read_text())
         dynamodb = boto3.client(
-            "dynamodb", aws_access_key_id="local", aws_secret_access_key="local", **clients
+            "dynamodb",
+            region_name="us-east-1",
+            endpoint_url=server["endpoint_url"],
+            aws_access_key_id="local",
+            aws_secret_access_key="local",
         )
-        rows = dynamodb.scan(TableName="views", ConsistentRead=True)["Items"]
-        held = Counter(row["leaseOwner"]["S"] for row in rows if "leaseOwner" in row)
-        return sorted(held.values())
+        rows = dynamodb.scan(TableName="purchases", ConsistentRead=True)["Items"]
+        return sorted(
+            Counter(row["leaseOwner"]["S"] for row in rows if "leaseOwner" in row).values()
+        )
 
     def terminate_one(self) -> None:
         (stopped, *_) = self.running()
@@ -71,60 +89,55 @@ class Reader(Walkthrough):
         wait_until(lambda: self.owners() == [4], 30, "the other worker to hold all leases")
         wait_until(lambda: self.owners() == [2, 2], 180, "a new worker to have two leases")
 
-    def count(self) -> tuple[int, int]:
-        """The rows and ids in the table, as look.py prints them."""
-        self.run(["python", "look.py"])
-        ((rows, ids),) = COUNTED.findall(self.output)
-        return int(rows), int(ids)
-
 
 @pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.processes
 @pytest.mark.timeout(900)
-def test_the_tutorial_works_as_written(tmp_path):
+def test_the_tutorial_works_as_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the page says that no Java is needed
     reader = Reader(tmp_path)
     stopped = PAGE[: PAGE.index("press *Terminate*")].count("\n")
-    counted = PAGE[: PAGE.index("Count again")].count("\n")
-    waits = [(stopped, reader.terminate_one)]
-    waits.append((counted, lambda: wait_until(lambda: not reader.is_running("put"), 120, "put")))
-    waits.append((counted, lambda: wait_until(lambda: reader.count()[0] >= ROWS, 120, "all rows")))
     counts = []
     try:
-        for one in snippets(TUTORIAL):
-            while waits and waits[0][0] < one.line:
-                waits.pop(0)[1]()
-            if one.language == "python":
-                assert one.file, f"the page does not name the file of line {one.line}"
-                (tmp_path / one.file).write_text(one.code)
-                continue
-            assert one.language == "shell"
-            for words in commands(one.code):
-                reader.follow(words)
-                counts += COUNTED.findall(reader.output) if words[1:] == ["look.py"] else []
+        for snippet in snippets(TUTORIAL):
+            if stopped is not None and stopped < snippet.line:
+                stopped = reader.terminate_one()
+            if snippet.language == "python" and snippet.file is None:
+                assert snippet.code in (reader.folder / "assets" / "purchases.py").read_text()
+            elif snippet.language == "python":
+                (reader.folder / str(snippet.file)).write_text(snippet.code)
+            else:
+                for words in commands(snippet.code):
+                    reader.follow(words)
+                    counts += COUNTED.findall(reader.output) if words[1:] == ["look.py"] else []
         for run in reader.running():
             reader.dagster.terminate(run.run_id)
         wait_until(lambda: not reader.running(), 60, "the runs to end")
     finally:
         reader.stop_all()
-    assert counts == [("990", "990"), (str(ROWS), str(ROWS))]
-    assert not waits
+    (before, distinct), (after, distinct_after) = counts
+    assert (before, after) == (distinct, distinct_after)
+    assert 0 < int(before) < int(after)
 
 
 def test_the_names_in_the_tutorial_exist(tmp_path):
-    (code,) = (one.code for one in snippets(TUTORIAL) if one.file == "my_views.py")
-    (tmp_path / "my_views.py").write_text(code)
-    spec = importlib.util.spec_from_file_location("tutorial_views", tmp_path / "my_views.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    graph = module.defs.resolve_asset_graph()
-    keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
-    named = set(re.findall(r"`((?:views|kinesis)/\w+)`", PAGE))
-    assert named <= keys
-    assert named == {"kinesis/page_views", "views/views", "views/fleet"}
-    checks = {key.name for key in graph.asset_check_keys}
-    assert "lag_below_threshold" in checks
-    assert {sensor.name for sensor in module.defs.sensors} == {"views_leader"}
-    assert "views_consume" in {job.name for job in module.defs.jobs}
+    for path, text in project_files("purchases", "purchases").items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = subprocess.run(
+        [sys.executable, "-c", LOOK], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    names = json.loads(found.stdout.splitlines()[-1])
+    named = set(re.findall(r"`((?:purchases|kinesis)/\w+)`", PAGE))
+    assert named <= set(names["assets"])
+    assert named == {
+        "kinesis/purchases",
+        "purchases/purchases",
+        "purchases/fleet",
+        "purchases/revenue_per_minute",
+    }
+    assert "lag_below_threshold" in names["checks"]
+    assert "purchases_leader" in names["sensors"]
+    assert "purchases_consume" in names["jobs"]
+    files = re.findall(r"`([\w/]+(?:/|\.py))`", PAGE)
+    assert {path for path in files if not (tmp_path / path).exists()} == {"look.py"}

@@ -30,7 +30,7 @@ class Walkthrough:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = self._logs = folder
         self.url = ""
         self.output = ""
         self._address = ""
@@ -49,6 +49,8 @@ class Walkthrough:
         """Run a command of the page. A command that installs something is only checked."""
         if words[0] == "export":
             self._export(*words[1].split("=", 1))
+        elif words[0] == "cd":
+            self.folder = self.folder / words[1]
         elif words[0] == "source" or words[1:3] == ["-m", "venv"]:
             assert words[-1] in (".venv", ".venv/bin/activate"), words
         elif words[:2] == ["pip", "install"]:
@@ -65,7 +67,7 @@ class Walkthrough:
 
     def start(self, name: str, command: list[str]) -> None:
         """Start a command that runs until `stop_all`."""
-        with (self.folder / f"{name}.log").open("w") as log:
+        with (self._logs / f"{name}.log").open("w") as log:
             self._running[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -78,7 +80,7 @@ class Walkthrough:
 
     def log(self, name: str) -> str:
         """What a started command has printed."""
-        return (self.folder / f"{name}.log").read_text()
+        return (self._logs / f"{name}.log").read_text()
 
     def is_running(self, name: str) -> bool:
         """Whether a started command has not ended."""
