@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import time
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -68,44 +70,72 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         assert tick() == ["orders/fleet:leases_renewed: too old. Is the leader sensor on?"]
 
 
-def test_a_downstream_asset_beside_a_worker_waits_while_a_check_fails(tmp_path, monkeypatch):
+class Automation:
+    """The definitions of the page beside a running worker, evaluated as the daemon does."""
+
+    def __init__(self, instance: dg.DagsterInstance, defs: dg.Definitions, name: str) -> None:
+        self.instance, self.defs, self.name = instance, defs, name
+        self.cursor: Any = None
+        worker = defs.resolve_job_def("orders_consume")
+        instance.create_run_for_job(worker, status=dg.DagsterRunStatus.STARTED, tags=worker.tags)
+        self.fires()
+
+    def fires(self) -> bool:
+        """Whether the asset is requested now. If so, it is materialized."""
+        result = dg.evaluate_automation_conditions(
+            defs=self.defs,
+            instance=self.instance,
+            asset_selection=dg.AssetSelection.assets(self.name),
+            cursor=self.cursor,
+        )
+        self.cursor = result.cursor
+        if not result.get_num_requested(dg.AssetKey(self.name)):
+            return False
+        self.instance.report_runless_asset_event(dg.AssetMaterialization(self.name))
+        return True
+
+    def check(self, key: dg.AssetKey, name: str, *, passed: bool) -> None:
+        """Report a check, as the sensor does."""
+        self.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(asset_key=key, check_name=name, passed=passed)
+        )
+
+
+@pytest.fixture
+def orders(tmp_path, monkeypatch):
+    """The pipeline of the README, as the module `my_orders`."""
     (example,) = (one.code for one in snippets("README.md") if one.file == "my_orders.py")
-    (code,) = (one.code for one in snippets(PAGE) if one.file == "my_report.py")
     (tmp_path / "my_orders.py").write_text(example)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    names: dict[str, object] = {"__name__": "my_report"}
+    return importlib.import_module("my_orders").orders
+
+
+def test_a_downstream_asset_beside_a_worker_waits_while_a_check_fails(orders):
+    (code,) = (one.code for one in snippets(PAGE) if one.file == "my_report.py")
+    names: dict[str, Any] = {"__name__": "my_report"}
     exec(compile(code, "my_report.py", "exec"), names)
-    output, orders = names["output"], names["orders"]
     defs = dg.Definitions.merge(orders.definitions(), names["defs"])
-    cursor = None
-
-    def requested() -> bool:
-        nonlocal cursor
-        selection = dg.AssetSelection.assets("orders_report")
-        result = dg.evaluate_automation_conditions(
-            defs=defs, instance=instance, asset_selection=selection, cursor=cursor
-        )
-        cursor = result.cursor
-        return bool(result.get_num_requested(dg.AssetKey("orders_report")))
-
-    def report(*, passed: bool) -> None:
-        """As the sensor does: the report of the output, then its check."""
-        instance.report_runless_asset_event(dg.AssetMaterialization(output))
-        instance.report_runless_asset_event(
-            dg.AssetCheckEvaluation(
-                asset_key=output, check_name="lag_below_threshold", passed=passed
-            )
-        )
-
+    output = names["output"]
     with dg.DagsterInstance.ephemeral() as instance:
-        worker = defs.resolve_job_def("orders_consume")
-        instance.create_run_for_job(worker, status=dg.DagsterRunStatus.STARTED, tags=worker.tags)
-        requested()
-        report(passed=True)
-        assert requested()
-        instance.report_runless_asset_event(dg.AssetMaterialization("orders_report"))
-        report(passed=False)
-        assert not requested()
-        report(passed=True)
-        assert requested()
+        automation = Automation(instance, defs, "orders_report")
+        for passed in (True, False, True):
+            # As the sensor does: the report of the output, then its check
+            instance.report_runless_asset_event(dg.AssetMaterialization(output))
+            automation.check(output, "lag_below_threshold", passed=passed)
+            assert automation.fires() is passed
+
+
+def test_an_asset_runs_beside_a_worker_when_a_check_of_the_fleet_fails(orders):
+    (code,) = (one.code for one in snippets(PAGE) if "check_fails" in one.code)
+    names: dict[str, Any] = {"__name__": "my_fleet_report"}
+    exec(compile(code, "my_fleet_report.py", "exec"), names)
+    defs = dg.Definitions.merge(
+        orders.definitions(), dg.Definitions(assets=[names["fleet_report"]])
+    )
+    fleet = dg.AssetKey(["orders", "fleet"])
+    with dg.DagsterInstance.ephemeral() as instance:
+        automation = Automation(instance, defs, "fleet_report")
+        for passed, fires in ((True, False), (False, True), (False, False), (True, False)):
+            automation.check(fleet, "leases_renewed", passed=passed)
+            assert automation.fires() is fires

@@ -111,9 +111,9 @@ def run_worker(
         The metadata of the materialization that the caller reports. None: there is none to report.
 
     Raises:
-        dagster.DagsterExecutionInterruptedError: The run was terminated, and ends as CANCELED. Or
-            a signal stopped a drain before its end.
-        dagster.Failure: The run was closed, its process has ended, or a pause refuses a drain.
+        dagster.DagsterExecutionInterruptedError: The run was terminated, and ends as CANCELED.
+        dagster.Failure: The run was closed, its process has ended, a signal stopped a drain before
+            its end, or a pause refuses a drain.
         Exception: Errors of the worker, after it has released its leases.
     """
     clock = SystemClock()
@@ -189,14 +189,10 @@ def _stopped(
         return dg.DagsterExecutionInterruptedError("the run was terminated; its leases are free")
     if interrupted and mode == CONTINUOUS:
         return None
+    text = "the worker stopped because its run was closed in Dagster, or the run's process ended"
     if interrupted:
-        return dg.DagsterExecutionInterruptedError(
-            "a signal stopped the worker before all records were read; its leases are free"
-        )
-    return dg.Failure(
-        "the worker stopped because its run was closed in Dagster, or the run's process ended",
-        allow_retries=False,
-    )
+        text = "a signal stopped the worker before all records were read; its leases are free"
+    return dg.Failure(text, allow_retries=False)
 
 
 def _end(

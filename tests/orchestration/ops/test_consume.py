@@ -283,13 +283,14 @@ def test_a_worker_whose_process_is_told_to_end_is_a_green_run(instance, number):
     assert event.metadata["stopped"].value == "stopped"
 
 
-def test_a_drain_that_is_told_to_end_before_its_end_is_not_green(instance):
+def test_a_drain_that_is_told_to_end_before_its_end_fails(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(10)
         return stopped(worker_id)
 
-    assert not materialize(FakePipeline(script=script), instance).success
+    run_id = materialize(FakePipeline(script=script), instance).run_id
+    assert instance.get_run_by_id(run_id).status is S.FAILURE
 
 
 def test_a_drain_that_was_done_before_the_signal_counts_as_done(instance):
