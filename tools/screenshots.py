@@ -39,7 +39,7 @@ START: Final = "the Dagster UI is at "
 SHOW: Final = "[Show Markdown]"
 CLOCK: Final = SystemClock()
 THEMES: Final = ("light", "dark")
-LOCATION: Final = "locations/kcl_pipeline.local.demo.definitions"
+LOCATION: Final = "locations/orders"
 
 
 def _open_plots(page: Browser) -> None:

@@ -65,9 +65,9 @@ def _demo(
 
     require_java()
     require_user_name()
-    if not all(Path(name).is_file() for name in ("definitions.py", "assets/orders.py")):
+    if not all(Path(name).is_file() for name in ("workspace.yaml", "assets/orders.py")):
         raise SettingsError(
-            f"{Path.cwd()} has no definitions.py and assets/orders.py, which the demonstration "
+            f"{Path.cwd()} has no workspace.yaml and assets/orders.py, which the demonstration "
             "runs; go to the folder of a checkout"
         )
 

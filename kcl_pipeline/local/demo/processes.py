@@ -128,17 +128,21 @@ class Processes:
         }
         return url
 
-    def start_dagster(self, module: str, port: int) -> str:
-        """Start `dagster dev` for a module and return the address of the Dagster UI.
+    def start_dagster(self, module: str | None, port: int) -> str:
+        """Start `dagster dev` and return the address of the Dagster UI.
 
         `dagster dev` runs the webserver and the daemon. The method returns when the webserver
         accepts connections.
+
+        Args:
+            module: The module to load. None: the workspace of the current folder.
+            port: Port of the Dagster UI.
         """
         self.launch_dagster(module, port)
         self._wait_for_port("dagster", port, 120)
         return f"http://127.0.0.1:{port}"
 
-    def launch_dagster(self, module: str, port: int) -> subprocess.Popen[bytes]:
+    def launch_dagster(self, module: str | None, port: int) -> subprocess.Popen[bytes]:
         """Start `dagster dev` and return without waiting for the webserver.
 
         After a restart, Dagster continues with the runs and sensors recorded in the directory.
@@ -147,8 +151,9 @@ class Processes:
         home.mkdir(parents=True, exist_ok=True)
         write_dagster_yaml(home)
         self.environment["DAGSTER_HOME"] = str(home.resolve())
+        chosen = [] if module is None else ["-m", module]
         return self.start(
-            "dagster", ["-m", "dagster", "dev", "-m", module, "-h", "127.0.0.1", "-p", str(port)]
+            "dagster", ["-m", "dagster", "dev", *chosen, "-h", "127.0.0.1", "-p", str(port)]
         )
 
     def _wait_for_port(self, name: str, port: int, seconds: float) -> None:

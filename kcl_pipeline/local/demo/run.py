@@ -31,7 +31,6 @@ from kcl_pipeline.signals import stop_on_signals
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient
 
-MODULE: Final = "definitions"
 JOB: Final = "orders_consume"
 SECOND_JOB: Final = "telemetry_consume"
 SHARDS: Final = 8
@@ -127,7 +126,7 @@ class Demo:
             f"embedded AWS at {url}: streams {ORDERS} ({SHARDS} shards) and {TELEMETRY} (1 shard)"
         )
         self.page = DagsterClient(
-            self.processes.start_dagster(MODULE, free_port(self.options.page_port))
+            self.processes.start_dagster(None, free_port(self.options.page_port))
         )
         self.say(f"the Dagster UI is at {self.page.url}")
         settings = ConsumerSettings(application_name=ORDERS, streams=(ORDERS,))
@@ -386,5 +385,6 @@ def run_demo(
         "seconds": round(clock.monotonic() - demo.began),
     }
     verdict = Verdict(comparison.exact, failure, numbers)
+    say(f"the tables are in {demo.lake}, the logs in {demo.folder}")
     say(verdict.line)
     return verdict
