@@ -155,6 +155,25 @@ def test_a_seek_of_one_shard_reads_its_descendants_again_and_lists_them():
     assert stored(world)["shardId-000000000000"].ended
 
 
+def test_a_shard_that_is_split_while_a_seek_reads_the_table_has_its_children_changed():
+    """A child whose first commit is in the table is listed, because the list is the newer one."""
+    world = OperatorWorld(shards=1)
+    batch(world, "old")
+    world.work(60)
+    seeks, splits = seeking(world, to="TRIM_HORIZON"), []
+
+    def reshard(called, _keys):
+        if called == "positions" and not splits:
+            splits.append(called)
+            split(world)
+
+    seeks._sink.faults = reshard
+    plan = seeks.plan()
+    assert [one.lease_key for one in plan.changes] == [
+        f"shardId-{number:012}" for number in range(3)
+    ]
+
+
 def test_a_seek_forward_of_one_shard_leaves_the_others_alone():
     world = OperatorWorld(shards=1)
     batch(world, "old")

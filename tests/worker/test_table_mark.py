@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, LogEntry, MemoryTable
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world
 from tests.support.commit_world import KEYS, NO_RECORDS, STREAM
@@ -195,6 +198,50 @@ def test_a_seek_before_the_lease_came_back_is_not_undone(
     consumer = ShardConsumer(again, STREAM)
     assert world.start({KEY: consumer}) == {KEY: begun.checkpoint}
     assert consumer.stored == StoredPosition(2, None)
+
+
+@pytest.mark.parametrize("renewals", range(4))
+def test_a_seek_that_creates_a_deleted_row_is_not_undone(renewals: int) -> None:
+    """The new row has the owner and the checkpoint that this worker read, but not its counter."""
+    world = World()
+    begun, held = world.row(), world.consumers[KEY].held
+    for _ in range(renewals):
+        world.leases.renew(held)
+    assert world.commit(1) is not None
+    assert world.table.delete(world.row())
+    missing = replace(begun, owner=None, counter=0)
+    nothing = Check(world.table.store, "no row", ())
+    seek = LeaseSeek(missing, begun.checkpoint, exists=False)
+    assert world.table.seek([seek], "t", nothing) == ()
+    assert world.table.assign(world.row(), "w") is not None
+    while world.row().counter < held.lease.counter:
+        assert world.table.renew(world.row()) is not None
+    row = world.row()
+    assert (row.checkpoint, row.owner) == (begun.checkpoint, "w")
+    with pytest.raises(LeaseLostError):
+        world.committer.checkpoint(world.consumers[KEY])
+    assert world.row() == row
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["created", "updated"])
+def test_a_seek_sets_a_counter_that_no_former_holder_has(exists: bool) -> None:
+    world = World()
+    row = world.row()
+    assert world.table.delete(row)
+    missing = replace(row, owner=None, counter=0)
+    if exists:
+        create_lease(world.table, missing)
+    counters = []
+    for token in ("a", "b"):
+        nothing = Check(world.table.store, "no row", ())
+        seek = LeaseSeek(missing, row.checkpoint, exists=exists)
+        assert world.table.seek([seek], token, nothing) == ()
+        counters.append(world.row().counter)
+        assert world.table.delete(world.row())
+        if exists:
+            create_lease(world.table, missing)
+    assert min(counters) > 1_000_000
+    assert abs(counters[0] - counters[1]) > 1_000_000
 
 
 @given(st.integers(0, 2**186).map(str), st.integers(0, 2**62))

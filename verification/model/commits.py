@@ -12,6 +12,7 @@ last checkpoint that a worker wrote and the table had. Java moves C and leaves t
 - A write that is refused although the row names this worker adopts the counter, if checkpoint and
   mark are those that the worker read or sent. If not, row and table are read again.
 - A seek writes the rows, then the table, then the rows again: for the shard and its descendants.
+  It raises the counter of a row by more than any worker has renewed it.
 
 Every step is one I/O call. Any other steps can happen between two steps, which models a pause. An
 announced batch, or a commit whose answer was lost, can land at any later time.
@@ -41,6 +42,7 @@ from verification.model.values import JAVA, NOBODY, at, bits
 from verification.model.visit import BrokenRuleError
 
 LATEST: Final = -1
+_JUMP: Final = 100
 
 
 class Row(NamedTuple):
@@ -211,7 +213,7 @@ class Commits:
         announces: Prepared batches are announced, and anybody can land them.
         java: A Java worker takes leases, too.
         java_leads: A leader of Java assigns leases also during a pause.
-        deletes: People delete rows.
+        deletes: People delete rows, but not after a seek.
         at_latest: The initial position is LATEST, and the leader does not ask the table for it.
         early: The rows of children exist from the start, like those of merged shards.
         reshards: The shards after the first one are listed later, one after the other.
@@ -387,7 +389,13 @@ class Commits:
             yield f"the leader removes the row of s{shard}", with_row(after, shard, ABSENT)
 
     def _delete(self, s: State, shard: int) -> Iterator[tuple[str, State]]:
-        """A row is deleted by hand, or all of them. A leader finds that a row is missing."""
+        """A row is deleted by hand, or all of them. A leader finds that a row is missing.
+
+        Not after a seek: the row that a leader creates then can have the counter of a worker that
+        has slept since before the seek. Its checkpoint has a mark, so the lease stops.
+        """
+        if self.seeks and not (s.left.seeks or s.seek.at):
+            return
         if len(self.parents) == 1:
             yield f"s{shard} is deleted", spent(with_row(s, shard, Row()), "moves")
             return
@@ -552,7 +560,9 @@ class Commits:
         target = seek.target if shard == seek.shard else 0
         row = s.rows[shard]
         mark = row.mark if self.without == "mark in a seek" else 0
-        written = Row(NOBODY, row.counter + 1, target, mark)
+        # A row that was deleted counts from 0 again; no former holder has the counter of a seek.
+        jump = 1 if self.without == "counter of a seek" else _JUMP
+        written = Row(NOBODY, row.counter + jump, target, mark)
         if self.without == "rows of descendants in a seek" and shard != seek.shard:
             written = row
         after = seek._replace(rows=rest)

@@ -54,6 +54,7 @@ _JAVA_SEEK: Final = replace(_SEEK, name="a seek after Java", java=True, records=
 _JAVA_LEADS: Final = replace(
     _SEEK, name="a seek while a Java leader assigns", ids=(0,), java_leads=True, moves=1
 )
+_DELETED_SEEK: Final = Commits("a seek of a deleted row", records=1, deletes=True, seeks=1)
 _FAMILY: Final = Commits("a seek of a parent", (0,), _TWO_GENERATIONS, records=1, moves=0, seeks=1)
 
 _MOVES: Final = Leases("leases: two workers", records=1, lost=1)
@@ -147,6 +148,7 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("rows before the table", replace(_SEEK, moves=1)),
     ("second write of a seek", _JAVA_LEADS),
     ("mark in a seek", _SEEK),
+    ("counter of a seek", _DELETED_SEEK),
     ("number of a seek", _FAMILY),
     ("entry after a seek", replace(_FAMILY, announces=True)),
     ("descendants in a seek", _FAMILY),

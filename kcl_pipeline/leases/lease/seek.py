@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -41,8 +42,9 @@ class LeasePositions(LeaseCreation):
         """Set positions, and create missing rows, in one transaction with `proof`.
 
         The condition of each row is that nobody owns it, and that its counter and checkpoint equal
-        those of the lease. The counter is incremented, so that no later write of a former owner is
-        applied. The mark and a pending checkpoint are removed.
+        those of the lease. The counter is raised by a number that is drawn from the token, so that
+        no later write of a former owner is applied, also if its row was deleted and created again.
+        The mark and a pending checkpoint are removed.
 
         Applied if the row has the token.
 
@@ -73,11 +75,16 @@ class LeasePositions(LeaseCreation):
 
 def _write(seek: LeaseSeek, token: str) -> Put | Update:
     lease, millis = seek.lease, seek.initial_millis
+    # A row that was deleted counts from 0 again. So it could reach the counter of its former
+    # holder, who would then write a checkpoint of before the seek over the sought position.
+    counter = lease.counter + _jump(token)
     if not seek.exists:
-        created = lease.with_(checkpoint=seek.position, initial_millis=millis, table_mark=None)
+        created = lease.with_(
+            checkpoint=seek.position, counter=counter, initial_millis=millis, table_mark=None
+        )
         return Put(lease_to_item(created) | {rows.SEEK: string(token)}, [Absent(rows.LEASE_KEY)])
     put: Item = {
-        rows.COUNTER: number(lease.counter + 1),
+        rows.COUNTER: number(counter),
         rows.OWNER_SWITCHES: number(0),
         rows.SEEK: string(token),
         **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, seek.position),
@@ -92,3 +99,8 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
         *checkpoint_conditions(lease),
     ]
     return Update(lease.lease_key, conditions, Changes(put, tuple(sorted(remove))))
+
+
+def _jump(token: str) -> int:
+    """Return a number from 1 to 2^40 that differs between tokens. KCL's counter has 63 bits."""
+    return 1 + int.from_bytes(hashlib.sha256(token.encode()).digest()[:5])
