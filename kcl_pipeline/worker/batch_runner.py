@@ -363,20 +363,17 @@ class CommitSteps:
             SinkError: The sink stays unusable, or the worker stops (`CommitStoppedError`).
         """
         timings: dict[str, float] = {}
-        for _ in range(len(batch.ranges) + 1):
+        # Each attempt lands, or leaves a shard out. One more if the batch creates the table.
+        for _ in range(len(batch.ranges) + 2):
             self._activity.enter(HangStep.COMMITTING)
-            with self._timed(timings, "commit"):
-                is_new = self._commit.create_table(batch, consumers, written)
-            if is_new:
-                with self._timed(timings, "rewrite"):
-                    written = self._write(batch)
             with self._timed(timings, "commit"):
                 result = self._commit.commit(batch, consumers, written)
             if result.landed:
                 keys = tuple(r.lease_key for r in batch.ranges)
                 return Committed(keys, written.rows, result.version, timings)
-            self._leave_out(batch, consumers, result.refused)
-            batch = without(batch, result.refused)
+            if result.refused:
+                self._leave_out(batch, consumers, result.refused)
+                batch = without(batch, result.refused)
             if not batch.ranges:
                 return None
             with self._timed(timings, "rewrite"):

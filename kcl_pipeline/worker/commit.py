@@ -32,9 +32,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-import pyarrow as pa
+from typing import Final, TypeVar
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import Clock, StopSignal
@@ -61,6 +59,8 @@ COMMIT: Final = RetryPolicy(
     transient=(SinkError,),
     permanent=(TableMismatchError,),
 )
+Answer = TypeVar("Answer")
+
 _EXPIRED: Final = "the lease expired before the commit"
 _OVERTAKEN: Final = "the table has another commit; row and table are read again"
 _CURE: Final = (
@@ -74,10 +74,11 @@ class CommitResult:
     """The outcome of a commit.
 
     Attributes:
-        landed: Whether all ranges of the batch are in the table.
+        landed: Whether all ranges of the batch are in the table. If they are not, and nothing is
+            refused, the files must be written again: they precede the table.
         version: A version of the table that has the commit. None: it did not land, or there is no
             table because no batch has had a column yet.
-        refused: Why shards prevented the commit, by lease key. Empty if it landed.
+        refused: Why shards prevented the commit, by lease key.
     """
 
     landed: bool
@@ -158,24 +159,24 @@ class BatchCommit:
             except SinkError as error:
                 self._events(AwsTrouble(f"key of {consumer.lease_key} in the sink", str(error)))
         try:
-            found = self._sink.positions(list(keys.values())) if keys else Positions(None)
+            table = self._sink.positions(list(keys.values())) if keys else Positions(None)
         except SinkError as error:
             self._events(AwsTrouble("reading of the positions in the table", str(error)))
             return {}
         return {
-            lease_key: Positions(found.table_id, {key: found.shards[key]})
+            lease_key: Positions(table.table_id, {key: table.shards[key]})
             for lease_key, key in keys.items()
         }
 
     def start(
-        self, consumers: Sequence[ShardConsumer], seen: Mapping[str, Positions]
+        self, consumers: Sequence[ShardConsumer], looked_up: Mapping[str, Positions]
     ) -> dict[str, Position | Exception]:
         """Find out where shards are read from.
 
         Args:
             consumers: The shards, whose parents have ended. Their rows are as this worker last read
                 or wrote them.
-            seen: From `look_up`.
+            looked_up: From `look_up`.
 
         Returns:
             By lease key, the position after which the shard is read (exclusive); SHARD_END if it
@@ -183,46 +184,44 @@ class BatchCommit:
             the table is not the one that the row was written for, `SinkError` or `AwsError` if
             nothing is decided and the caller tries again.
         """
-        found: dict[str, Position | Exception] = {}
+        outcomes: dict[str, Position | Exception] = {}
         ready: list[ShardConsumer] = []
         for consumer in consumers:
             try:
-                self._read_table(consumer, seen.get(consumer.lease_key))
+                self._read_table(consumer, looked_up.get(consumer.lease_key))
                 ready.append(consumer)
             except (AwsError, SinkError) as error:
-                found[consumer.lease_key] = error
-        outcomes = list(self._map(self._start_one, ready))
-        return found | {c.lease_key: one for c, one in zip(ready, outcomes, strict=True)}
+                outcomes[consumer.lease_key] = error
+        positions = self._map(self._position_or_error, ready)
+        return outcomes | dict(zip((c.lease_key for c in ready), positions, strict=True))
 
-    def _read_table(self, consumer: ShardConsumer, seen: Positions | None) -> None:
+    def _read_table(self, consumer: ShardConsumer, table: Positions | None) -> None:
         """Note what the table has of a shard, and of the ancestors that its first commit ends."""
         key = _key(consumer)
-        if seen is None:
-            seen = self._sink.positions([key])
-        own, ancestors = seen.shards[key], dict[str, StoredPosition]()
-        if self._sink.stores_positions and not own.has_begun and seen.table_id is not None:
-            keys = [shard_key(consumer.stream, one) for one in sorted(self._lineage(consumer))]
+        table = table or self._sink.positions([key])
+        stored, ancestors = table.shards[key], dict[str, StoredPosition]()
+        if self._sink.stores_positions and not stored.has_begun and table.table_id is not None:
+            keys = [shard_key(consumer.stream, name) for name in sorted(self._lineage(consumer))]
             if keys:
-                found = self._sink.positions(keys)
-                if found.table_id != seen.table_id:
+                now = self._sink.positions(keys)
+                if now.table_id != table.table_id:
                     raise SinkError("the table was replaced while it was read; it is read again")
-                ancestors = dict(found.shards)
-        consumer.note_table(seen.table_id, own, ancestors)
+                ancestors = dict(now.shards)
+        consumer.note_table(table.table_id, stored, ancestors)
 
-    def _start_one(self, consumer: ShardConsumer) -> Position | Exception:
-        """Return the position or the error, so that one error does not delay other shards."""
+    def _position_or_error(self, consumer: ShardConsumer) -> Position | Exception:
         try:
             return self._position_of(consumer)
-        except Exception as error:  # noqa: BLE001 (the caller has the outcomes of all shards)
+        except Exception as error:  # noqa: BLE001 (one error does not delay other shards)
             return error
 
     def _position_of(self, consumer: ShardConsumer) -> Position:
-        lease, stored = consumer.held.lease, consumer.stored
-        in_table = stored.position
-        if not self._sink.stores_positions:  # what was committed since the lease was taken
-            own = consumer.committed
-            in_table = None if own is None or own.is_sentinel else own
-        if self._sink.stores_positions and _is_older(lease.table_mark, in_table):
+        lease, stored, in_table = consumer.held.lease, consumer.stored, consumer.stored.position
+        if not self._sink.stores_positions:
+            in_table = consumer.reached
+        elif _is_older(lease.table_mark, in_table):
+            # A seek removes the mark first, and then the position. If it has changed the row since
+            # this worker read it, the renewal is refused, and the lease does not stop.
             self._leases.renew(consumer.held)
             raise OtherTableError(
                 f"{lease.lease_key} stands still: its row was written when the table had the "
@@ -233,8 +232,8 @@ class BatchCommit:
         if stored.ended:
             return SHARD_END
         if in_table is None or lease.checkpoint > in_table or consumer.is_refused:
-            self._leases.renew(consumer.held)
-            lease = consumer.held.lease
+            # The checkpoint of the row decides. It may be one of before a seek, like the mark.
+            lease = self._leases.renew(consumer.held)
         position = checkpoint = lease.checkpoint
         if in_table is not None:
             position = max(position, in_table)
@@ -247,33 +246,6 @@ class BatchCommit:
 
     # -- 2. commit
 
-    def create_table(
-        self, batch: Batch, consumers: Mapping[str, ShardConsumer], written: Written
-    ) -> bool:
-        """Create the table if it did not exist when the shards were started.
-
-        Returns:
-            Whether the files must be written again: they were written before the id of the table
-            was known, so they may be in the folder of a former table.
-
-        Raises:
-            SinkError: The table cannot be created now.
-        """
-        new = [c for part in batch.ranges if (c := consumers[part.lease_key]).table_id is None]
-        if not new:
-            return False
-        if written.schema is not None:
-            self._retried("creation of the table", lambda: self._ensure(written.schema))
-        found = self._sink.positions([_key(c) for c in new])
-        for consumer in new:
-            if found.shards[_key(consumer)] == consumer.stored:
-                consumer.table_id = found.table_id
-        return bool(written.files) and found.table_id is not None
-
-    def _ensure(self, schema: pa.Schema | None) -> None:
-        if schema is not None:
-            self._sink.ensure(schema)
-
     def commit(
         self, batch: Batch, consumers: Mapping[str, ShardConsumer], written: Written
     ) -> CommitResult:
@@ -283,55 +255,61 @@ class BatchCommit:
             CommitStoppedError: The worker stops.
             SinkError: The outcome is unknown. The shards must be started again.
         """
-        batched = [consumers[part.lease_key] for part in batch.ranges]
-        table_id = self._table_of(batched)
-        refused = {c.lease_key: _OVERTAKEN for c in batched if c.table_id != table_id}
-        entries = {
-            _key(consumers[part.lease_key]): Entry(
-                _key(consumers[part.lease_key]), consumers[part.lease_key].stored, part.through
-            )
-            for part in batch.ranges
-        }
-        for consumer in batched:
-            for entry in consumer.ends_of_ancestors():
-                if entries.setdefault(entry.key, entry).ended is False:
-                    refused[consumer.lease_key] = "an ancestor is in the same batch"
+        batched = [(consumers[one.lease_key], one.through) for one in batch.ranges]
+        refused, is_new = self._find_table([c for c, _ in batched if c.table_id is None], written)
+        if refused or is_new:
+            return CommitResult(landed=False, refused=refused)
+        table_id = batched[0][0].table_id
+        entries, refused = _entries(batched, table_id)
         if refused:
             return CommitResult(landed=False, refused=refused)
 
-        def once() -> CommitResult:
-            gone = {c.lease_key: _EXPIRED for c in batched if not self._holds(c)}
-            if gone:
-                return CommitResult(landed=False, refused=gone)
+        def attempt() -> CommitResult:
+            expired = {c.lease_key: _EXPIRED for c, _ in batched if not self._holds(c)}
+            if expired:
+                return CommitResult(landed=False, refused=expired)
             if table_id is None:  # No batch has had a column yet: there is nothing to store.
                 return CommitResult(landed=True)
             outcome = self._sink.commit(table_id, written, list(entries.values()))
-            return CommitResult(
-                outcome.version is not None, outcome.version, _refused(batched, outcome)
-            )
+            others = {c.lease_key: _OVERTAKEN for c, _ in batched if _is_refused(c, outcome)}
+            return CommitResult(outcome.version is not None, outcome.version, others)
 
-        result = self._retried(f"commit of the batch {batch.batch_id}", once)
+        result = self._retried(f"commit of the batch {batch.batch_id}", attempt)
         if result.landed:
             now = self._clock.monotonic()
-            for part in batch.ranges:
-                consumer = consumers[part.lease_key]
-                is_stored = table_id is not None
-                stored = entries[_key(consumer)].becomes if is_stored else consumer.stored
-                consumer.note_committed(part.through, stored, now)
-                self._note_processed(consumer, part.through)
+            for consumer, through in batched:
+                stored = consumer.stored if table_id is None else entries[_key(consumer)].becomes
+                consumer.note_committed(through, stored, now)
+                self._note_processed(consumer, through)
         return result
 
-    def _table_of(self, batched: Sequence[ShardConsumer]) -> str | None:
-        """Return the id of the table. None: it does not exist, so no batch has had a column yet.
+    def _find_table(
+        self, new: Sequence[ShardConsumer], written: Written
+    ) -> tuple[dict[str, str], bool]:
+        """Create the table if it did not exist when shards were started.
 
-        A shard that another worker began before this one knew the table has no id either. So the
-        table is asked, and the shard is refused.
+        Returns:
+            The shards that another worker has begun in it. And whether the files must be written
+            again: they precede the id of the table, so they may be in the folder of a former one.
         """
-        ids = {one.table_id for one in batched}
-        known = ids.pop() if len(ids) == 1 else None
-        if known is None:
-            return self._sink.positions([]).table_id
-        return known
+        if not new:
+            return {}, False
+        schema = written.schema
+        if schema is not None:
+            self._retried("creation of the table", lambda: self._sink.ensure(schema))
+        refused = self._read_id(new)
+        return refused, bool(written.files) and new[0].table_id is not None
+
+    def _read_id(self, new: Sequence[ShardConsumer]) -> dict[str, str]:
+        """Note the id of the table; return the shards that another worker has begun in it."""
+        table = self._sink.positions([_key(consumer) for consumer in new])
+        refused: dict[str, str] = {}
+        for consumer in new:
+            if table.shards[_key(consumer)] == consumer.stored:
+                consumer.table_id = table.table_id
+            else:
+                refused[consumer.lease_key] = _OVERTAKEN
+        return refused
 
     # -- 3. end
 
@@ -346,21 +324,14 @@ class BatchCommit:
         """
         if not self._sink.stores_positions or consumer.stored.ended:
             return True
-        key, committed = _key(consumer), consumer.committed
+        if consumer.table_id is None and self._read_id([consumer]):
+            return False
         if consumer.table_id is None:
-            found = self._sink.positions([key])
-            if found.table_id is None:
-                return True
-            if found.shards[key] != consumer.stored:
-                return False
-            consumer.table_id = found.table_id
-        position = consumer.stored.position
-        if committed is not None and not committed.is_sentinel:
-            position = committed
-        entry = Entry(key, consumer.stored, position, ended=True)
-        outcome = self._sink.commit(
-            consumer.table_id, NOTHING_WRITTEN, [entry, *consumer.ends_of_ancestors()]
-        )
+            return True
+        position = consumer.reached or consumer.stored.position
+        entry = Entry(_key(consumer), consumer.stored, position, ended=True)
+        entries = [entry, *consumer.ends_of_ancestors()]
+        outcome = self._sink.commit(consumer.table_id, NOTHING_WRITTEN, entries)
         if outcome.version is None:
             return False
         consumer.stored = entry.becomes
@@ -398,14 +369,13 @@ class BatchCommit:
     def _holds(self, consumer: ShardConsumer) -> bool:
         return self._leases.get(consumer.lease_key) is consumer.held
 
-    def _retried(self, what: str, step: Callable[[], CommitResult | None]) -> CommitResult:
+    def _retried(self, what: str, step: Callable[[], Answer]) -> Answer:
         try:
-            found = retry_transient(
+            return retry_transient(
                 what, step, self._clock, self._rng, self._events, self._stop, COMMIT
             )
         except StoppedWhileRetryingError as error:
             raise CommitStoppedError(str(error)) from error
-        return found or CommitResult(landed=True)
 
 
 def _key(consumer: ShardConsumer) -> str:
@@ -416,11 +386,21 @@ def _is_older(mark: Position | None, in_table: Position | None) -> bool:
     return mark is not None and (in_table is None or in_table < mark)
 
 
-def _refused(batched: Iterable[ShardConsumer], outcome: CommitOutcome) -> dict[str, str]:
-    """Return the shards that caused a refusal, themselves or by an ancestor."""
-    refused = set(outcome.refused)
-    return {
-        c.lease_key: _OVERTAKEN
-        for c in batched
-        if _key(c) in refused or not refused.isdisjoint(c.ancestors)
-    }
+def _entries(
+    batched: Sequence[tuple[ShardConsumer, Position]], table_id: str | None
+) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return the entries of a commit by key, and the shards that cannot be part of it."""
+    refused = {c.lease_key: _OVERTAKEN for c, _ in batched if c.table_id != table_id}
+    entries = {_key(c): Entry(_key(c), c.stored, through) for c, through in batched}
+    for consumer, _ in batched:
+        for entry in consumer.ends_of_ancestors():
+            # Two children share the entry of their parent. A parent that is itself in the batch
+            # would have two entries.
+            if not entries.setdefault(entry.key, entry).ended:
+                refused[consumer.lease_key] = "an ancestor is in the same batch"
+    return entries, refused
+
+
+def _is_refused(consumer: ShardConsumer, outcome: CommitOutcome) -> bool:
+    """Return whether a shard caused a refusal, itself or by an ancestor."""
+    return not {_key(consumer), *consumer.ancestors}.isdisjoint(outcome.refused)

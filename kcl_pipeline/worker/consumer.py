@@ -124,6 +124,12 @@ class ShardConsumer:
             raise ValueError(f"the lease {self.lease_key} has no position yet")
         return self.committed
 
+    @property
+    def reached(self) -> Position | None:
+        """The committed position. None: not known yet, or no record."""
+        committed = self.committed
+        return None if committed is None or committed.is_sentinel else committed
+
     # -- from gaining the lease to reading
 
     def note_parents(self, reached: object, now: float) -> None:

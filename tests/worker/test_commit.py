@@ -245,6 +245,15 @@ def test_a_batch_of_another_table_is_refused(world: World) -> None:
     assert sorted(result.refused) == sorted(KEYS)
 
 
+def test_a_shard_whose_position_was_read_in_another_table_is_refused(world: World) -> None:
+    assert world.commit(5) is not None
+    world.rows.id = "table-1"
+    world.start({KEY: world.consumers[KEY]})
+    batch = world.batch(8)
+    result = world.committer.commit(batch, world.consumers, world.writer.write(batch))
+    assert sorted(result.refused) == sorted(KEYS[1:])
+
+
 def test_the_first_files_are_written_again_when_the_id_of_the_table_is_known() -> None:
     world = World()
     batch = world.batch(5)
@@ -382,6 +391,16 @@ def test_a_child_is_started_again_if_an_ancestor_has_moved() -> None:
     assert world.stored(CHILD) == NOTHING_STORED
     (refused,) = [event for event in world.events if isinstance(event, BatchRefused)]
     assert refused.lease_keys == (CHILD,)
+
+
+def test_a_shard_and_its_ancestors_are_read_in_one_table() -> None:
+    world = child_world(known=True)
+    consumers = list(world.consumers.values())
+    looked_up = world.committer.look_up(consumers)
+    world.rows.id = "table-1"
+    outcomes = world.committer.start(consumers, looked_up)
+    assert isinstance(outcomes[CHILD], SinkError)
+    assert world.start()[CHILD] == TRIM_HORIZON
 
 
 def test_two_children_in_one_batch_share_the_entry_of_their_parent() -> None:
