@@ -38,10 +38,10 @@ lint: setup
 	@echo "format, lint, types and import rules (a minute the first time)"
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
 
-# The 2,000 fixed seeds. SEEDS=a:b runs a range, COUNT=n so many from a random one, and MENU=1
-# seeds of an older menu of incidents. Needs no network once the packages are there.
+# The 2,000 fixed seeds. SEEDS=a:b runs a range, COUNT=n so many from a random one. Needs no network
+# once the packages are there.
 simulate: simulation-packages
-	@PYTHONPATH=$(CURDIR) $(BIN)/python -m verification.simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(COUNT),--count $(COUNT)) $(if $(MENU),--menu $(MENU))
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m verification.simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(COUNT),--count $(COUNT))
 
 simulation-packages:
 	@$(BIN)/python -c 'import cbor2, greenlet, msgspec, numpy, pyarrow, pydantic' 2>/dev/null || $(MAKE) setup

@@ -92,8 +92,6 @@ class Mutation:
                 "-m",
                 "verification.simulate",
                 "--first",
-                "--menu",
-                "1",
                 "--seeds",
                 self.guard.removeprefix(SEEDS),
             ]

@@ -3,7 +3,6 @@
     make simulate                        the 2,000 fixed seeds
     make simulate COUNT=10000            10,000 seeds from a random one, which is printed
     make simulate SEEDS=17:19            these seeds (the end is exclusive)
-    make simulate SEEDS=7002791 MENU=1   a seed under the incidents of an older version
 
 The command prints a failing seed when it is found, then shrinks it and prints its timeline. The
 last lines list all failing seeds. The exit code is 1 when an invariant is broken, and 130 when the
@@ -30,7 +29,6 @@ from typing import Any, Final, TextIO
 from kcl_pipeline.clock import SystemClock
 from verification.processes import begin_process
 from verification.simulation import Outcome, StormOptions, simulate
-from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
 from verification.simulation.results import Failure, Result, report, result_of
 from verification.simulation.seeds import FIXED, commit_seeds, random_seeds, seed_range, shown
 from verification.simulation.shrink import shrink
@@ -48,24 +46,23 @@ Found = Callable[[Failure], None]
 Progress = Callable[[Result], None]
 
 
-def run_one(seed: int, menu: int) -> Result:
+def run_one(seed: int) -> Result:
     """Run one seed in this process; an error of the simulation itself counts as a failure."""
     try:
-        return result_of(simulate(seed, StormOptions(menu=menu)), menu)
+        return result_of(simulate(seed))
     except Exception as error:  # noqa: BLE001 (a seed must not end the run of the others)
         text = f"the simulation itself failed: {type(error).__name__}: {error}"
-        return Result(menu, seeds=1, failures=[Failure(seed, (text,))])
+        return Result(seeds=1, failures=[Failure(seed, (text,))])
     finally:
         if not gc.isenabled():
             gc.collect()
 
 
-def explained(failure: Failure, menu: int) -> str:
+def explained(failure: Failure) -> str:
     """Explain how to replay a failing seed, with its timeline after shrinking."""
-    suffix = "" if menu == CURRENT_MENU else f" MENU={menu}"
-    replay = f"replay: make simulate SEEDS={failure.seed}{suffix}"
+    replay = f"replay: make simulate SEEDS={failure.seed}"
     try:
-        options, outcome = shrink(failure.seed, StormOptions(menu=menu))
+        options, outcome = shrink(failure.seed, StormOptions())
     except Exception as error:  # noqa: BLE001 (also what made the seed fail)
         return f"{replay}\nnot shrunk: {type(error).__name__}: {error}"
     called = f"simulate({failure.seed}, {options})"
@@ -75,9 +72,8 @@ def explained(failure: Failure, menu: int) -> str:
 class Run:
     """One run of many seeds; `result` covers the seeds so far."""
 
-    def __init__(self, menu: int, out: TextIO) -> None:
-        self.result = Result(menu)
-        self._menu = menu
+    def __init__(self, out: TextIO) -> None:
+        self.result = Result()
         self._out = out
         self._clock = SystemClock()
         self._began = self._shown_at = self._clock.monotonic()
@@ -88,8 +84,8 @@ class Run:
             self._in_processes(seeds, workers)
             return
         for seed in seeds:
-            for failure in self._note(run_one(seed, self._menu)):
-                self._print(explained(failure, self._menu))
+            for failure in self._note(run_one(seed)):
+                self._print(explained(failure))
 
     def _in_processes(self, seeds: Iterator[int], workers: int) -> None:
         pool = ProcessPoolExecutor(
@@ -100,7 +96,7 @@ class Run:
         try:
             while True:
                 for seed in islice(seeds, max(_AHEAD * workers - len(running), 0)):
-                    running[pool.submit(run_one, seed, self._menu)] = seed
+                    running[pool.submit(run_one, seed)] = seed
                 if not running and not shrinking:
                     pool.shutdown()  # a pool that still ends can fail in the interpreter's exit
                     return
@@ -112,13 +108,11 @@ class Run:
                 for ended in [future for future in running if future in done]:
                     part = ended.result()
                     del running[ended]
-                    shrinking += [
-                        pool.submit(explained, failure, self._menu) for failure in self._note(part)
-                    ]
+                    shrinking += [pool.submit(explained, failure) for failure in self._note(part)]
         except BrokenProcessPool:
             died = ("a process died while this seed ran or waited for its turn",)
             lost = [Failure(seed, died) for seed in running.values()]
-            self._note(Result(self._menu, failures=lost))
+            self._note(Result(failures=lost))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -143,9 +137,9 @@ class Run:
         print(text, file=self._out, flush=True)
 
 
-def _first_failure(seeds: Iterator[int], menu: int, out: TextIO) -> int:
+def _first_failure(seeds: Iterator[int], out: TextIO) -> int:
     for seed in seeds:
-        outcome: Outcome = simulate(seed, StormOptions(menu=menu))
+        outcome: Outcome = simulate(seed)
         if outcome.violations:
             print(outcome.timeline(), file=out)
             print(Failure(seed, outcome.violations), file=out)
@@ -173,13 +167,6 @@ def _parser() -> argparse.ArgumentParser:
         "--count",
         type=int,
         help="how many seeds from a random one",
-    )
-    parser.add_argument(
-        "--menu",
-        type=int,
-        choices=sorted(MENUS),
-        default=CURRENT_MENU,
-        help=f"version of the incidents that seeds draw from (default {CURRENT_MENU})",
     )
     parser.add_argument(
         "--workers",
@@ -210,7 +197,7 @@ def _chosen(given: argparse.Namespace, out: TextIO) -> range:
         origin = "random seeds"
     else:
         seeds, origin = FIXED, f"{len(FIXED)} fixed seeds"
-    print(f"{origin}, SEEDS={shown(seeds)}; menu {given.menu}", file=out, flush=True)
+    print(f"{origin}, SEEDS={shown(seeds)}", file=out, flush=True)
     return seeds
 
 
@@ -221,8 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _chosen(given, out)
     seeds = iter(chosen)
     if given.first:
-        return _first_failure(seeds, given.menu, out)
-    run = Run(given.menu, out)
+        return _first_failure(seeds, out)
+    run = Run(out)
     interrupted = False
     try:
         run.over(seeds, max(given.workers, 1))

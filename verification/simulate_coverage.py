@@ -145,16 +145,16 @@ def unreached(texts: Mapping[str, str], reached: Mapping[str, bytes]) -> list[Co
     return sorted(found)
 
 
-def _measure(seeds: Sequence[int], menu: int) -> tuple[dict[str, bytes], list[int]]:
+def _measure(seeds: Sequence[int]) -> tuple[dict[str, bytes], list[int]]:
     """Run seeds in this process; return what they reached, by file, and the failing seeds."""
     probes = _PROBES
     if probes is None:
         raise RuntimeError("_begin_process has not run")
-    from verification.simulation import StormOptions, simulate
+    from verification.simulation import simulate
 
     failing = []
     for seed in seeds:
-        if simulate(seed, StormOptions(menu=menu)).violations:
+        if simulate(seed).violations:
             failing.append(seed)
         gc.collect()
     return {file: bytes(store) for file, store in probes.stores.items()}, failing
@@ -170,7 +170,7 @@ def _begin_process() -> None:
     begin_process()
 
 
-def run(seeds: Sequence[int], menu: int, workers: int) -> dict[str, bytes]:
+def run(seeds: Sequence[int], workers: int) -> dict[str, bytes]:
     """Run all seeds in `workers` processes; return what they reached, by file.
 
     Failing seeds are printed; `make simulate` explains them.
@@ -181,7 +181,7 @@ def run(seeds: Sequence[int], menu: int, workers: int) -> dict[str, bytes]:
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_begin_process
     ) as pool:
-        parts = as_completed([pool.submit(_measure, chunk, menu) for chunk in chunks])
+        parts = as_completed([pool.submit(_measure, chunk) for chunk in chunks])
         for done, part in enumerate(parts, 1):
             stores, failing = part.result()
             for file, store in stores.items():
@@ -210,7 +210,6 @@ def report(found: Sequence[Code], known: Sequence[Code], given: Sequence[Reason]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
-    from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
     from verification.simulation.seeds import FIXED, seed_range, shown
 
     parser = argparse.ArgumentParser(
@@ -218,11 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="List statements and branches that no seed reaches.",
     )
     parser.add_argument("--seeds", type=seed_range, default=FIXED, help="default 0:2000")
-    parser.add_argument("--menu", type=int, choices=sorted(MENUS), default=CURRENT_MENU)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args(arguments)
     texts = sources(_PRODUCT, PACKAGES)
-    found = unreached(texts, run(given.seeds, given.menu, given.workers))
+    found = unreached(texts, run(given.seeds, given.workers))
     print(f"SEEDS={shown(given.seeds)}")
     return 1 if report(found, all_code(texts), reasons()) else 0
 

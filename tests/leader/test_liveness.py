@@ -191,7 +191,7 @@ def test_one_that_reports_but_never_renews_waits_longer_each_time():
 
 
 def test_leases_of_one_silence_that_expire_one_after_the_other_count_once():
-    """Seed 8517400065 of menu 4: a worker that was restarted after two such silences stayed without
+    """A worker that was restarted after two such silences stayed without
     leases for seven failover times, and leases had to move a second time for it.
     """
     seen = Seen()

@@ -77,7 +77,7 @@ class Fleet(StreamsWorld):
 
 @pytest.mark.parametrize("forbidden", [(), ("b",)])
 def test_a_missing_stream_does_not_hide_the_one_of_the_same_name_in_another_account(forbidden):
-    """Seed 1916 of menu 4: the stream of the other account never got leases."""
+    """The stream of the other account never got leases."""
     fleet = Fleet()
     if not forbidden:
         fleet.delete("b")

@@ -378,7 +378,7 @@ def test_leases_of_java_are_taken_over_when_they_fit_and_refused_when_not(starte
 
 
 def test_a_record_that_appears_while_the_leases_are_read_decides(started):
-    """Seed 9120004154 of menu 4: the scan hung, others recorded the application and read the
+    """The scan hung, others recorded the application and read the
     stream, and then the stream was deleted and created again.
     """
 

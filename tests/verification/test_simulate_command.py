@@ -43,7 +43,6 @@ def test_it_ends_with_one_line_of_json(capsys):
     assert command.main(["--seeds", "4:6", "--workers", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert answer.keys() == {
-        "menu",
         "seeds",
         "violations",
         "failing_seeds",
@@ -108,10 +107,10 @@ def test_a_failing_seed_is_printed_before_later_seeds_run(failing, monkeypatch, 
     monkeypatch.setattr(sys, "stdout", out)
     run_one = command.run_one
 
-    def run(seed, menu):
+    def run(seed):
         if seed == 20:
             assert out.has_failure.wait(20)
-        return run_one(seed, menu)
+        return run_one(seed)
 
     monkeypatch.setattr(command, "run_one", run)
     assert command.main(["--seeds", "0:40", "--workers", workers]) == 1
@@ -122,10 +121,10 @@ def test_an_interrupted_run_names_what_failed_until_then(failing, monkeypatch, c
     failing([3])
     run_one = command.run_one
 
-    def run(seed, menu):
+    def run(seed):
         if seed == 10:
             raise KeyboardInterrupt
-        return run_one(seed, menu)
+        return run_one(seed)
 
     monkeypatch.setattr(command, "run_one", run)
     assert command.main(["--seeds", "0:40", "--workers", "1"]) == 130
@@ -150,7 +149,7 @@ def test_a_process_that_dies_costs_its_seeds_and_not_the_report():
     code = (
         "import os, sys; from verification import simulate as c; from verification.simulation "
         "import results\n"
-        "def died(seed, menu): os._exit(9)\n"
+        "def died(seed): os._exit(9)\n"
         "c.run_one = died; sys.exit(c.main(['--seeds', '0:9', '--workers', '2']))"
     )
     # A function of __main__ is looked up by name in the pool's processes, and is not found there
@@ -173,7 +172,7 @@ def test_with_a_count_it_begins_at_a_random_seed_and_prints_it(failing, capsys):
     printed = set()
     for _ in range(3):
         assert command.main(["--count", "7", "--workers", "1"]) == 0
-        (found,) = re.findall(r"random seeds, SEEDS=(\d+):(\d+); menu", capsys.readouterr().out)
+        (found,) = re.findall(r"random seeds, SEEDS=(\d+):(\d+)", capsys.readouterr().out)
         assert int(found[1]) - int(found[0]) == 7
         printed.add(found)
     assert len(printed) > 1
@@ -218,7 +217,7 @@ def test_without_arguments_it_takes_the_fixed_seeds(failing, capsys):
     failing([1_999])
     assert command.main(["--workers", "1"]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("2000 fixed seeds, SEEDS=0:2000; menu")
+    assert text.startswith("2000 fixed seeds, SEEDS=0:2000")
     assert text.splitlines()[-1] == "1 seeds broke an invariant: [1999]"
 
 
@@ -228,10 +227,9 @@ def test_without_arguments_it_takes_the_fixed_seeds(failing, capsys):
         ((), ""),
         (("SEEDS=5:9",), "--seeds 5:9"),
         (("COUNT=50",), "--count 50"),
-        (("SEEDS=7002791", "MENU=1"), "--seeds 7002791 --menu 1"),
     ],
 )
-def test_make_passes_seeds_count_and_menu(variables, arguments):
+def test_make_passes_seeds_and_count(variables, arguments):
     done = subprocess.run(
         ["make", "--dry-run", "simulate", *variables],
         cwd=ROOT,

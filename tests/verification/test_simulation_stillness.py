@@ -105,12 +105,6 @@ def test_a_lease_that_another_worker_owns_is_not_held():
     assert owned_by_others([KEY, OTHER], {KEY: None}, "w") == set()
 
 
-def test_a_stop_that_hangs_does_not_hold_what_another_worker_has_taken():
-    """Seed 9900002004: a hung call in a stop; the lease has a new owner, which reports."""
-    outcome = simulate(9900002004, StormOptions(menu=4))
-    assert not outcome.violations
-
-
 def test_a_lease_that_is_not_renewed_is_not_held():
     renewals = Renewals()
     still, renewed = Lease(KEY, TRIM_HORIZON, counter=3), Lease(OTHER, TRIM_HORIZON, counter=3)

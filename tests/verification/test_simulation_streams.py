@@ -21,7 +21,7 @@ from verification.simulation.checks.sink import Checks
 from verification.simulation.environment.calls import TABLE_READS, Fault
 from verification.simulation.environment.streams import OTHER_ACCOUNT, OWN_ACCOUNT, Streams, arn_of
 from verification.simulation.environment.traffic import EVENT_SCHEMA, Published
-from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
+from verification.simulation.incidents.choices import INCIDENTS
 from verification.simulation.incidents.storm import Storm, StormOptions
 from verification.simulation.incidents.streams import HANGING, NEW_STREAM
 from verification.simulation.run import unsettled
@@ -141,9 +141,8 @@ def test_an_unfinished_lease_may_be_deleted_only_with_its_stream():
 
 def storm_of(name):
     """A storm of a seed that is steered to an incident, with the streams events and orders."""
-    incidents = MENUS[CURRENT_MENU].incidents
-    first = incidents.index(name if name in NEED_SEVERAL else "stream_comes")
-    seeds = range(first, 100 * len(incidents), len(incidents))
+    first = INCIDENTS.index(name if name in NEED_SEVERAL else "stream_comes")
+    seeds = range(first, 100 * len(INCIDENTS), len(INCIDENTS))
     seed = next(seed for seed in seeds if scenario_of(seed).streams == ("events", "orders"))
     world = World(seed, scenario_of(seed))
     storm = Storm(world, StormOptions())

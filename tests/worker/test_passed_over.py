@@ -1,4 +1,4 @@
-"""The lease of a shard in front of those at which a stream was begun (seed 781 of menu 3)."""
+"""The lease of a shard in front of those at which a stream was begun."""
 
 from __future__ import annotations
 

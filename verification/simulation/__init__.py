@@ -9,7 +9,7 @@ production code of leases, leader, planning, worker and commit protocol on the i
 tables and sink. Streams come, go and return, in two accounts. A direct writer replaces Spark.
 
 - `environment`: the scheduler, hosts, I/O calls, Kinesis, streams, sinks and the producer.
-- `incidents`: menus of incidents and faults, and the storm that draws from them.
+- `incidents`: the incidents, what a seed draws from, and the storm.
 - `checks`: the invariants.
 """
 

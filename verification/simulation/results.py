@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
 from verification.simulation.environment.calls import EXPIRED_ITERATOR, SITES, Fault, applicable
-from verification.simulation.incidents.menu import CURRENT_MENU, menu_of
+from verification.simulation.incidents.choices import CELLS, INCIDENTS
 from verification.simulation.run import Outcome
 
 _SHOWN_CELLS: Final = 10
 
 
-def cells_of(menu: int) -> list[tuple[str, str]]:
-    """Everything that a sufficiently long run under a menu must inject at least once."""
-    chosen = menu_of(menu)
-    return [*chosen.cells, EXPIRED_ITERATOR, *(("incident", name) for name in chosen.incidents)]
+def all_cells() -> list[tuple[str, str]]:
+    """Everything that a sufficiently long run must inject at least once."""
+    return [*CELLS, EXPIRED_ITERATOR, *(("incident", name) for name in INCIDENTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class Result:
     `settled` has the seconds from the end of each storm until the fleet was settled.
     """
 
-    menu: int = CURRENT_MENU
     seeds: int = 0
     seconds: float = 0.0
     steps: int = 0
@@ -60,7 +58,7 @@ class Result:
     @property
     def empty_cells(self) -> list[tuple[str, str]]:
         """The faults that no seed had."""
-        return [cell for cell in cells_of(self.menu) if not self.faults[cell]]
+        return [cell for cell in all_cells() if not self.faults[cell]]
 
     @property
     def failing_seeds(self) -> list[int]:
@@ -73,7 +71,6 @@ class Result:
         for (site, fault), count in self.faults.items():
             kinds[f"incident {fault}" if site == "incident" else str(fault)] += count
         return {
-            "menu": self.menu,
             "seeds": self.seeds,
             "violations": len(self.failures),
             "failing_seeds": self.failing_seeds,
@@ -83,11 +80,10 @@ class Result:
         }
 
 
-def result_of(outcome: Outcome, menu: int) -> Result:
+def result_of(outcome: Outcome) -> Result:
     """The result of one seed."""
     faults = {(str(site), str(fault)): count for (site, fault), count in outcome.faults.items()}
     return Result(
-        menu,
         seeds=1,
         steps=outcome.steps,
         published=outcome.published,
@@ -122,7 +118,7 @@ def report(result: Result, out: TextIO) -> None:
         )
     faults = ", ".join(f"{kind} {count}" for kind, count in sorted(by_fault.items()))
     print(f"\n{by_fault.total():,} faults: {faults}", file=out)
-    incidents = sorted(menu_of(result.menu).incidents)
+    incidents = sorted(INCIDENTS)
     counts = ", ".join(f"{name} {result.faults[('incident', name)]}" for name in incidents)
     print(f"incidents: {counts}", file=out)
     _table(result, out)

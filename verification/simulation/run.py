@@ -9,7 +9,6 @@ from typing import Final
 from verification.simulation.checks.leases import BrokenInvariantError
 from verification.simulation.checks.rehearsal import rehearse
 from verification.simulation.environment.scheduler import TimeIsUpError
-from verification.simulation.incidents.menu import menu_of
 from verification.simulation.incidents.storm import Storm, StormOptions
 from verification.simulation.scenario import Scenario, scenario_of
 from verification.simulation.world import World
@@ -61,7 +60,7 @@ def simulate(seed: int, options: StormOptions | None = None) -> Outcome:
         KeyboardInterrupt: It was interrupted.
     """
     options = options or StormOptions()
-    scenario = scenario_of(seed, options.menu)
+    scenario = scenario_of(seed)
     world = World(seed, scenario)
     if not options.steer:
         world.weather.steered = None
@@ -119,13 +118,7 @@ def _settles(world: World, seconds: float) -> bool:
 def _rehearsed(world: World, options: StormOptions, violations: list[str]) -> None:
     done = world.ground.spawn(
         "rehearsal",
-        lambda: rehearse(
-            world,
-            lambda: _unowned(world),
-            violations,
-            stops_leader=menu_of(options.menu).stops_leader,
-            leaderless=menu_of(options.menu).leaderless,
-        ),
+        lambda: rehearse(world, lambda: _unowned(world), violations),
     )
     if (
         not world.scheduler.run(lambda: done.done, seconds=REHEARSAL_SECONDS)

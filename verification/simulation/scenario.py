@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
-from verification.simulation.environment.calls import OLD_SITE, SINK_SITES, Fault
+from verification.simulation.environment.calls import SINK_SITES, Fault
 from verification.simulation.environment.streams import OTHER_ACCOUNT, arn_of
-from verification.simulation.incidents.menu import CURRENT_MENU, menu_of
+from verification.simulation.incidents.choices import CELLS, INCIDENTS
 
 EPOCH: Final = 1_800_000_000.0
 TIMESTAMP_SECONDS: Final = 2.5
@@ -28,7 +28,6 @@ REACHED_BY: Final = {
     "workers.DeleteItem": ("deploy",),
     "coordinator.DeleteItem": ("leader_deploy", "leader_deploy"),
     "leases.DeleteItem": ("split", "split"),
-    OLD_SITE: ("split", "merge"),
     "leases.TransactWriteItems": ("split", "merge"),
     "kinesis.ListShards": ("split", "merge", "retention_trim"),
     "sink.write_dead_letters": ("poison", "poison", "poison"),
@@ -76,7 +75,6 @@ class Scenario:
     steered: tuple[str, Fault] | None = None
     steered_call: int = 1
     rehearsal: bool = False
-    menu: int = CURRENT_MENU
     reports_cpu: bool = False
     scan_page_rows: int | None = None
     hands_back: bool = False
@@ -86,7 +84,7 @@ class Scenario:
     @property
     def sink_address(self) -> str | None:
         """The address that workers record. None: they record none."""
-        return "delta:/table" if self.exactly_once and menu_of(self.menu).records_sink else None
+        return "delta:/table" if self.exactly_once else None
 
     @property
     def stores_positions(self) -> bool:
@@ -94,49 +92,34 @@ class Scenario:
         return self.exactly_once
 
 
-def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
-    """The scenario of a seed under a version of the menu."""
+def scenario_of(seed: int) -> Scenario:
+    """The scenario of a seed."""
     rng = random.Random(f"{seed}/scenario")
-    cells = menu_of(menu).cells
-    site, fault = cells[seed % len(cells)]
+    site, fault = CELLS[seed % len(CELLS)]
     beginning: list[InitialPosition] = ["TRIM_HORIZON"]
     positions: list[InitialPosition] = ["LATEST", "AT_TIMESTAMP", *beginning * 6]
-    chosen = Scenario(
-        streams=("events", "orders") if rng.random() < _TWO_STREAMS else ("events",),
+    streams: tuple[str, ...] = ("events", "orders") if rng.random() < _TWO_STREAMS else ("events",)
+    if INCIDENTS[seed % len(INCIDENTS)] in NEED_SEVERAL or len(streams) > 1:
+        is_namesake = random.Random(f"{seed}/namesake").random() < _NAMESAKES
+        streams = ("events", arn_of(OTHER_ACCOUNT, "events") if is_namesake else "orders")
+    return Scenario(
+        streams=streams,
         initial_position=rng.choice(positions),
         exactly_once=site in SINK_SITES or rng.random() < _EXACTLY_ONCE,
         aggregates=rng.choice((0.0, 0.3)),
         steered=(site, fault),
         steered_call=1
-        if site in REACHED_BY or site == "sink.ensure_table"
+        if site in REACHED_BY or site == "sink.ensure"
         else rng.randint(1, 40)
         if site in _FREQUENT
         else rng.randint(1, 3),
         rehearsal=seed % 5 == 0,
-        menu=menu,
-    )
-    if menu == 1:
-        return chosen
-    # Drawn after the values of menu 1, so that its seeds stay the same.
-    chosen = replace(
-        chosen,
         reports_cpu=rng.random() < _REPORTS_CPU,
         scan_page_rows=rng.choice((None, None, 2, 4)),
+        hands_back=rng.random() < _HANDS_BACK,
+        saves_scans=random.Random(f"{seed}/scans").random() < _SAVES_SCANS,
+        leaderless=random.Random(f"{seed}/leaderless").random() < _LEADERLESS,
     )
-    if menu == 2:  # noqa: PLR2004 (the number of a menu)
-        return chosen
-    chosen = replace(chosen, hands_back=rng.random() < _HANDS_BACK)
-    if menu == 3:  # noqa: PLR2004 (the number of a menu)
-        return chosen
-    names = menu_of(menu).incidents
-    several = len(chosen.streams) > 1 or names[seed % len(names)] in NEED_SEVERAL
-    other = arn_of(OTHER_ACCOUNT, "events") if rng.random() < _NAMESAKES else "orders"
-    saves_scans = random.Random(f"{seed}/scans").random() < _SAVES_SCANS
-    chosen = replace(chosen, saves_scans=saves_scans)
-    if menu_of(menu).leaderless:
-        is_leaderless = random.Random(f"{seed}/leaderless").random() < _LEADERLESS
-        chosen = replace(chosen, leaderless=is_leaderless)
-    return replace(chosen, streams=("events", other) if several else chosen.streams)
 
 
 _FREQUENT: Final = frozenset(
@@ -182,12 +165,8 @@ def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> Cons
                 "lease_assignment_interval_millis": 3_000 if scenario.saves_scans else 1_000,
                 "variance_balancing_frequency": 1 if scenario.saves_scans else 3,
                 "lease_assignment_strategy": strategy,
-            }
-            | (
-                {"leaderless_after_millis": round(LEADERLESS_SECONDS * 1000)}
-                if menu_of(scenario.menu).leaderless
-                else {}
-            ),
+                "leaderless_after_millis": round(LEADERLESS_SECONDS * 1000),
+            },
             "coordination": "leaderless" if scenario.leaderless else "leader",
             "leader": {
                 "leader_lease_duration_millis": round(LOCK_SECONDS * 1000),

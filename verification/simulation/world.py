@@ -39,7 +39,7 @@ from verification.simulation.checks.leader import LockWatch, WatchedLeader
 from verification.simulation.checks.leases import Role
 from verification.simulation.checks.sink import Checks
 from verification.simulation.checks.stillness import StillnessWatch
-from verification.simulation.environment.calls import SITE_OF_CALL, Calls, Weather
+from verification.simulation.environment.calls import Calls, Weather
 from verification.simulation.environment.hooks import after_hook, before_hook
 from verification.simulation.environment.kinesis import SimulatedKinesis
 from verification.simulation.environment.machines import (
@@ -58,7 +58,7 @@ from verification.simulation.environment.sinks import (
 )
 from verification.simulation.environment.streams import Streams
 from verification.simulation.environment.traffic import IS_BROKEN, Producer, transform
-from verification.simulation.incidents.menu import menu_of
+from verification.simulation.incidents.choices import RARE_SITES
 from verification.simulation.scenario import Scenario, settings
 
 QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade, Measurement)
@@ -104,8 +104,7 @@ class World:
             note=self.note,
             steered=steered,
             steered_call=call,
-            faults=menu_of(self.scenario.menu).faults,
-            rare_sites=menu_of(self.scenario.menu).rare_sites,
+            rare_sites=RARE_SITES,
         )
         self.configured = self.scenario.streams
         self._page_rows = self.scenario.scan_page_rows
@@ -241,9 +240,7 @@ class World:
     def _parts(self, machine: Machine, clock: SimulatedClock) -> WorkerDependencies:
         calls = Calls(machine.host, self.weather)
         leases, workers, coordinator = self.tables(machine, calls, "worker")
-        faults = lambda op, _keys: calls.sink_fault(  # noqa: E731 (too small for a name)
-            SITE_OF_CALL.get(op, f"sink.{op}")
-        )
+        faults = lambda op, _keys: calls.sink_fault(f"sink.{op}")  # noqa: E731 (small)
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
         chosen = self.settings_of(machine)
         kinesis = SimulatedKinesis(self.streams, calls)

@@ -12,7 +12,6 @@ from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.simulation.environment.streams import Generation, Streams
-from verification.simulation.incidents.menu import menu_of
 from verification.simulation.scenario import HANDOFF_SECONDS, Scenario
 
 Role = Literal["worker", "leader", "hand", "reader"]
@@ -197,7 +196,7 @@ class LeaseChecks:
             raise BrokenInvariantError(
                 f"S1: one write moved the counter of {key} from {before.counter} to {now.counter}"
             )
-        takes = _takes(before, now, worker_id) and menu_of(self.scenario.menu).leaderless
+        takes = _takes(before, now, worker_id)
         if takes and before.actual_owner is not None:
             self.excuse(key)
         if (

@@ -28,13 +28,9 @@ def rehearse(
     world: World,
     unowned: Callable[[], list[str]],
     violations: list[str],
-    *,
-    stops_leader: bool,
-    leaderless: bool = False,
 ) -> None:
     """Run the checks as the body of a task; append what fails to `violations`."""
-    if leaderless:
-        _without_leader(world, unowned, violations)
+    _without_leader(world, unowned, violations)
     world.note("-- steady load")
     begin = len(world.checks.moves)
     _load(world, CONVERGE_SECONDS)
@@ -45,7 +41,7 @@ def rehearse(
     if again:
         moved = ", ".join(f"{move.lease_key} at {move.at:.1f} s" for move in again)
         violations.append(f"L3: under a steady load these leases went back and forth: {moved}")
-    _stop_one(world, unowned, violations, stops_leader=stops_leader)
+    _stop_one(world, unowned, violations)
 
 
 def _without_leader(world: World, unowned: Callable[[], list[str]], violations: list[str]) -> None:
@@ -109,15 +105,13 @@ def _stop_one(
     world: World,
     unowned: Callable[[], list[str]],
     violations: list[str],
-    *,
-    stops_leader: bool,
 ) -> None:
     at_work = [m for m in world.workers_at_work() if not m.quirky and m.mode == "continuous"]
     twice = {m.worker_id for m in at_work if sum(o.worker_id == m.worker_id for o in at_work) > 1}
     if len(at_work) < 2 or twice:  # noqa: PLR2004 (somebody has to be left)
         return
     chosen = world.rng.choice(at_work)
-    if stops_leader and world.rng.choice((True, False)):
+    if world.rng.choice((True, False)):
         leading = [m for m in at_work if m.worker_id == world.lock_watch.owner_name]
         if leading:
             chosen = leading[0]

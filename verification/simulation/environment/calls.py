@@ -55,33 +55,18 @@ AWS_SITES: Final = (
     ),
 )
 LOCK_WRITES: Final = ("coordinator.PutItem", "coordinator.UpdateItem")
-SITE_OF_CALL: Final = {"positions": "sink.numbers", "ensure": "sink.ensure_table"}
-"""Released menus keep the names of these sites."""
-OLD_SINK_SITE: Final = "sink.fence"
-"""A call that menus 1 to 9 list. There are no fences any more, so it is never made."""
-
-SINK_SITES: Final = (
-    "sink.numbers",
-    "sink.commit",
-    OLD_SINK_SITE,
-    "sink.ensure_table",
-    "sink.write_dead_letters",
-)
+SINK_SITES: Final = ("sink.positions", "sink.commit", "sink.ensure", "sink.write_dead_letters")
 SITES: Final = (*AWS_SITES, *SINK_SITES)
-OLD_SITE: Final = "leases.PutItem"
-"""A call that menus 1 to 3 list. Leases are created in transactions now, so it is never made."""
-
 TABLE_READS: Final = frozenset(
     site for site in AWS_SITES if site.endswith((".GetItem", ".Scan", ".Query"))
 )
-_THROTTLABLE: Final = frozenset((*AWS_SITES, OLD_SITE))
+_THROTTLABLE: Final = frozenset(AWS_SITES)
 _SINK_FAULTS: Final = {
     Fault.SERVER_ERROR: SinkFault.FAIL,
     Fault.TIMEOUT_BEFORE: SinkFault.LAND_LATE,
     Fault.TIMEOUT_AFTER: SinkFault.LAND_AND_FAIL,
     Fault.THROTTLED: SinkFault.LOSE_RACE,
 }
-_LANDING: Final = ("sink.commit", OLD_SINK_SITE)
 _WRITES: Final = ("PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems")
 _HUNG_SECONDS: Final = (3.0, 10.0)
 _LATE_SECONDS: Final = 4.0
@@ -99,7 +84,7 @@ def applicable(site: str, fault: Fault) -> bool:
         return site in _THROTTLABLE and site.partition(".")[2] in _WRITES
     if fault is Fault.HUNG:
         return site in _THROTTLABLE
-    if site in _LANDING or site in _THROTTLABLE:
+    if site == "sink.commit" or site in _THROTTLABLE:
         return True
     return fault not in (Fault.THROTTLED, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER)
 
@@ -139,7 +124,6 @@ class Weather:
     down: set[str] = field(default_factory=set)
     down_sites: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
-    faults: tuple[Fault, ...] = tuple(Fault)
     rare_sites: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, host: Host, site: str) -> Fault | None:
@@ -163,7 +147,7 @@ class Weather:
             return self._count(host, site, Fault.HUNG)
         if self.rng.random() >= self.chance * self.rare_sites.get(site, 1.0):
             return None
-        fault = self.rng.choice(self.faults)
+        fault = self.rng.choice(tuple(Fault))
         if not applicable(site, fault):
             return None
         if (

@@ -14,7 +14,7 @@ from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
 from verification.simulation.checks.sink import Begun, Checks
-from verification.simulation.environment.calls import SITE_OF_CALL, Calls
+from verification.simulation.environment.calls import Calls
 
 
 class CheckedTable(MemoryTable):
@@ -56,7 +56,7 @@ def stored_shards(table: CheckedTable, clock: Clock, calls: Calls) -> StoredShar
         return None
 
     def fault(_operation: str, _keys: tuple[str, ...]) -> SinkFault | None:
-        return calls.sink_fault(SITE_OF_CALL["positions"])
+        return calls.sink_fault("sink.positions")
 
     sink = InMemorySink(table, clock=clock, faults=fault)
     return SinkShards(lambda: sink)

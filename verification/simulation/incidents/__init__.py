@@ -1,1 +1,1 @@
-"""What happens to a simulated fleet: menus of incidents, and the storm that draws them."""
+"""What happens to a simulated fleet: what a seed draws from, and the storm that makes it happen."""

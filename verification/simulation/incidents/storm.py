@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verification.simulation.environment.machines import CALM_CPU_PERCENT
+from verification.simulation.incidents.choices import INCIDENTS
 from verification.simulation.incidents.data import DataIncidents
 from verification.simulation.incidents.hosts import SENSOR, STRATEGIES, HostIncidents
-from verification.simulation.incidents.menu import CURRENT_MENU, menu_of
 from verification.simulation.incidents.streams import StreamIncidents
 from verification.simulation.scenario import REACHED_BY
 from verification.simulation.world import World
@@ -25,7 +25,6 @@ class StormOptions:
         records_per_second: Mean rate of published records.
         skipped: Indexes of incidents that are left out, for shrinking.
         steer: False leaves out the fault of the seed, for shrinking.
-        menu: Version of the lists that the seed draws from (see `menu`).
     """
 
     workers: int = 3
@@ -37,7 +36,6 @@ class StormOptions:
     settle_seconds: float = 30.0
     skipped: frozenset[int] = frozenset()
     steer: bool = True
-    menu: int = CURRENT_MENU
 
 
 class Storm:
@@ -50,10 +48,9 @@ class Storm:
         hosts = HostIncidents(world, self.rng)
         data = DataIncidents(world, self.rng, options.shards, hosts.later)
         streams = StreamIncidents(world, self.rng, options.shards, hosts.later)
-        self.menu = menu_of(options.menu)
         self.incidents: dict[str, Callable[[], None]] = {
             name: next(getattr(one, name) for one in (hosts, data, streams) if hasattr(one, name))
-            for name in self.menu.incidents
+            for name in INCIDENTS
         }
         self.plan = self._plan()
 
@@ -62,7 +59,7 @@ class Storm:
 
         The seed selects one incident, chance some, and the steered fault those that lead to it.
         """
-        options, names = self.options, self.menu.incidents
+        options, names = self.options, INCIDENTS
         rng = random.Random(f"{self.world.seed}/plan")
         chosen = [names[self.world.seed % len(names)]]
         chosen += [rng.choice(names) for _ in range(max(rng.randint(*options.incidents) - 1, 0))]

@@ -1,0 +1,36 @@
+"""What seeds draw from: every incident, and more faults where a call is seldom made."""
+
+import random
+from collections import Counter
+
+from verification.simulation.environment.calls import SITES, Weather
+from verification.simulation.environment.scheduler import Host, Scheduler
+from verification.simulation.incidents.choices import INCIDENTS, RARE_SITES
+from verification.simulation.incidents.data import DataIncidents
+from verification.simulation.incidents.hosts import HostIncidents
+from verification.simulation.incidents.streams import StreamIncidents
+from verification.simulation.scenario import scenario_of
+from verification.simulation.world import World
+
+
+def test_a_seldom_call_gets_more_faults():
+    """Otherwise a cell stays empty by chance, as it did in one of some hundred runs."""
+    assert {*RARE_SITES} <= {*SITES}
+    assert World(0, scenario_of(0)).weather.rare_sites == RARE_SITES
+    hits = Counter()
+    for factor in (1.0, 12.0):
+        weather = Weather(random.Random(1), chance=0.01, rare_sites={"sink.ensure": factor})
+        host = Host("host", Scheduler(1))
+        for _ in range(2_000):
+            hits[factor] += weather.draw(host, "sink.ensure") is not None
+    assert 5 * hits[1.0] < hits[12.0]
+
+
+def methods(kind):
+    return {name for name, value in vars(kind).items() if name[0] != "_" and callable(value)}
+
+
+def test_seeds_draw_from_every_incident():
+    incidents = methods(HostIncidents) | methods(DataIncidents) | methods(StreamIncidents)
+    assert {*INCIDENTS} == incidents - {"later"}
+    assert len({*INCIDENTS}) == len(INCIDENTS)
