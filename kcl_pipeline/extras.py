@@ -12,7 +12,6 @@ from typing import Final
 from kcl_pipeline.errors import SettingsError
 
 MODULES: Final = {
-    "figures": ("matplotlib",),
     "http2": ("h2",),
     "local": ("moto", "flask", "flask_cors", "werkzeug", "h2", "requests"),
     "otel": ("opentelemetry.metrics",),

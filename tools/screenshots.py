@@ -18,7 +18,6 @@ from typing import Final
 
 from PIL import Image
 from selenium.common.exceptions import WebDriverException
-from selenium.webdriver.common.by import By
 
 from kcl_pipeline.clock import SystemClock
 from tests.support.browser import MISSING, Browser, browser
@@ -32,11 +31,8 @@ PROGRESS_LINES: Final = 50
 so that plots have lines.
 """
 NO_DATA: Final = re.compile(r"committed +0 ")
-FADE_SECONDS: Final = 2.0
-"""Longer than a dialog of the Dagster UI takes to appear."""
 COLOURS: Final = 128
 START: Final = "the Dagster UI is at "
-SHOW: Final = "[Show Markdown]"
 CLOCK: Final = SystemClock()
 THEMES: Final = ("light", "dark")
 LOCATION: Final = "locations/orders"
@@ -45,20 +41,6 @@ LOCATION: Final = "locations/orders"
 def _open_plots(page: Browser) -> None:
     page.click("Plots")
     page.wait_for_lines(5, seconds=120)
-
-
-def _open_figures(page: Browser) -> None:
-    """The figures of the newest materialization, or of the one that is listed."""
-    if SHOW not in page.text():
-        page.driver.find_element(By.PARTIAL_LINK_TEXT, " UTC").click()
-        page.wait_for(SHOW)
-    page.click(SHOW)
-    deadline = CLOCK.monotonic() + 30
-    while not all(page.drawn_images().values()) or not page.drawn_images():
-        if CLOCK.monotonic() > deadline:
-            raise AssertionError("the figures are not drawn")
-        CLOCK.sleep(0.2)
-    CLOCK.sleep(FADE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +64,6 @@ PAGES: Final = (
     Page("lineage", f"{LOCATION}/asset-groups/orders/lineage", ("fleet", "Materialized")),
     Page("output", "assets/orders/orders?view=overview", ("Plots",), _open_plots),
     Page("leases", "assets/orders/fleet?view=overview", ("lease_rows", "last_moves")),
-    Page("figures", "assets/orders/fleet?view=overview", ("figures",), _open_figures),
     Page("workers", "assets/orders/fleet?view=overview", ("worker_rows",)),
     Page("sensor", f"{LOCATION}/sensors/orders_leader", ("orders_leader", "View logs")),
 )
@@ -134,7 +115,7 @@ def _take_all(lines: Iterable[str], folder: Path) -> int:
         print(line, end="", flush=True)
         if START in line:
             url = line.partition(START)[2].strip()
-        # Without data, the figures would be empty.
+        # Without data, the plots would be empty.
         committed += NO_DATA.search(line) is None and "committed" in line
         if committed >= PROGRESS_LINES:
             break

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = 93
+MOST_FILES = 92
 """Lower it with the list."""
 
 

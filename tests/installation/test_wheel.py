@@ -89,7 +89,7 @@ def test_the_metadata_has_a_license_expression_and_no_missing_site(wheel, metada
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_all("Project-URL") is None
-    extras = "dev docs figures http2 local otel prometheus testing webserver"
+    extras = "dev docs http2 local otel prometheus testing webserver"
     assert set(metadata.get_all("Provides-Extra")) == set(extras.split())
     run(sys.executable, "-m", "twine", "check", "--strict", wheel)
 

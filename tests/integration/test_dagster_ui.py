@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from tests.support.browser import MISSING, Browser, browser
 from tests.support.dagster_stage import Stage
-from tests.support.fleet_processes import CLOCK
 
-FIGURES = 3
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.browser,
@@ -134,21 +131,3 @@ def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Brow
     looker.wait_for("records_per_second", "mb_per_second", "lag_seconds_max")
     looker.wait_for_lines(5)
     looker.shoot("plots")
-
-
-def test_the_figures_of_the_lease_table_are_drawn(stage: Stage, looker: Browser):
-    looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
-    shown = looker.wait_for("figures", seconds=100)
-    if "[Show Markdown]" not in shown:
-        looker.driver.find_element(By.PARTIAL_LINK_TEXT, " UTC").click()
-        looker.wait_for("[Show Markdown]")
-    looker.click("[Show Markdown]")
-    deadline = CLOCK.monotonic() + 30
-    while len(found := looker.drawn_images()) < FIGURES and CLOCK.monotonic() < deadline:
-        CLOCK.sleep(0.2)
-    assert [name for name, width in found.items() if width > 300] == [
-        "Lag by worker",
-        "Load before and after the last plan",
-        "Shards over reshards",
-    ]
-    looker.shoot("figures")

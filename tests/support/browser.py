@@ -108,14 +108,6 @@ class Browser:
             self.driver.find_element(By.XPATH, f"//*[normalize-space(text())='{text}']"),
         )
 
-    def drawn_images(self) -> dict[str, int]:
-        """The width of each image of a data URI that the browser has decoded, by its name."""
-        script = (
-            "return [...document.images].filter(i => i.src.startsWith('data:') && i.complete)"
-            ".map(i => [i.alt, i.naturalWidth])"
-        )
-        return dict(self.driver.execute_script(script))
-
     def shoot(self, name: str) -> Path:
         path = self.folder / f"{name}.png"
         assert self.driver.save_screenshot(str(path))

@@ -15,7 +15,7 @@ def test_the_other_form_is_refused_and_the_former_goes_on(before, after, has_rec
     world.put("a", 10, "old")
     world.start("w", *before)
     world.run_until(world.has_all, limit=60)
-    if not has_record:  # as the Java KCL, or an older version, leaves the tables
+    if not has_record:  # as the Java KCL leaves the tables
         world.workers.clear()
         world.coordinator.erase("Migration3.0")
     tables = (world.leases, world.rows, world.coordinator)

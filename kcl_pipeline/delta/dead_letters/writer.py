@@ -10,8 +10,8 @@ wrote, the process knows the records in the table. Otherwise another worker has 
 records are looked up in the files whose names include their sequence numbers. Each commit is made
 on the version that was compared, so that two workers cannot both write a record.
 
-A record is written again if it cannot be identified: it has no sequence number, a compaction
-rewrote its file, or an older version of this package wrote it.
+A record is written again if it cannot be identified: it has no sequence number, or if
+a compaction rewrote its file.
 """
 
 from __future__ import annotations

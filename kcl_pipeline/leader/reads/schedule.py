@@ -7,7 +7,7 @@ have renewed since. It scans both tables:
 - when a worker has joined, left or changed, or announces that its leases have changed;
 - when a worker was not seen to renew for half of the failover time;
 - when a lease needs the leader: it has no owner, is in a handoff, was not renewed by its owner yet,
-  or its owner does not announce changes, as Java workers and older versions;
+  or its owner does not announce changes, as a Java worker;
 - when the last cycle had moves, errors or new leases;
 - when the fleet is balanced once more after a worker has joined;
 - while the application is paused, or an operator wants it to be balanced.

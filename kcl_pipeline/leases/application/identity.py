@@ -322,8 +322,8 @@ def contradiction(
 ) -> str | None:
     """Return why existing leases cannot belong to `wanted`; None if they may.
 
-    For an application without a record, created by the Java KCL or an older version. Single-stream
-    lease keys are only shard ids, but a shard of another stream mostly has another hash range or
+    For an application without a record, created by the Java KCL. Single-stream lease keys
+    are only shard ids, but a shard of another stream mostly has another hash range or
     other sequence numbers. If only some of the leases have the other form, they are ignored here
     and reported as bad rows elsewhere.
 

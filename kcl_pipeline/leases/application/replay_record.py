@@ -61,15 +61,8 @@ class ReplayRecord:
 
 
 def replay_text(record: ReplayRecord) -> str:
-    """Return the value of the attribute.
-
-    Earlier versions do not know the fields of dead letters. Their records stay as they are.
-    """
-    fields = msgspec.to_builtins(record)
-    for name in ("dead_letters", "marked_millis"):
-        if fields[name] is None:
-            del fields[name]
-    return msgspec.json.encode(fields, order="deterministic").decode()
+    """Return the value of the attribute: the same text for the same record."""
+    return msgspec.json.encode(record, order="deterministic").decode()
 
 
 def replay_from_text(text: str) -> ReplayRecord:

@@ -162,12 +162,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
         failure: Why the sink refused the last batch. None: it accepted it.
         unavailable: Streams that the leader in this worker could not use in its last cycle; at
             most `MAX_UNAVAILABLE`. None: the worker does not lead.
-        totals: What it has committed. None: an older version wrote the row.
-        version: Version of this package in the worker. None: an older version wrote the row.
+        totals: What it has committed. None: it has not reported any.
+        version: Version of this package in the worker. None: unknown.
         more_lags: Number of leases with a known lag that are not in `lags`.
         more_lags_millis: The median of their lags. None: `more_lags` is 0.
         streams: The lag by stream, with several streams; at most `MAX_STREAMS`.
-        hung: Set while the worker is hung. None: it is not, or an older version wrote the row.
+        hung: Set while the worker is hung. None: it is not.
         stalled: The leases that make no progress, those that stand still longest first; at most
             `MAX_STALLED`.
         stalled_leases: Number of leases that make no progress.

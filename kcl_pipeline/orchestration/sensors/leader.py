@@ -320,7 +320,6 @@ class LeaderTick:
             idle=view.idle,
             runs=run_links(active) if active else None,
         )
-        state.figures.observe(view)
         state.open_shards = open_shards(view.leases)
         state.load = Load.of(view.lag_millis, view.workers)
         if output:
@@ -329,15 +328,7 @@ class LeaderTick:
         # The report of the output comes first: its checks follow the materialization.
         return [
             *output,
-            *asset_events(
-                view,
-                self._names,
-                self._settings,
-                self._options,
-                state.cadence,
-                now,
-                state.figures,
-            ),
+            *asset_events(view, self._names, self._settings, self._options, state.cadence, now),
         ]
 
     def _points(

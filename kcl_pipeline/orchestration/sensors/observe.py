@@ -21,7 +21,6 @@ from kcl_pipeline.orchestration.assets.checks.losses import observe_losses
 from kcl_pipeline.orchestration.assets.checks.unread import retention_by_stream, unread_seconds
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, last_drain, silence_limit_seconds
 from kcl_pipeline.orchestration.sensors.reports.application import Cadence, LeaseWaits
-from kcl_pipeline.orchestration.sensors.reports.figures.report import Figures
 from kcl_pipeline.orchestration.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.orchestration.sensors.reports.output import FleetTotals
 from kcl_pipeline.orchestration.sensors.reports.tables import CheckpointAges, MoveLog
@@ -60,7 +59,6 @@ class TickState:
     moves: MoveLog = field(default_factory=MoveLog)
     leader: LeaderSince = field(default_factory=LeaderSince)
     absence: LeaderAbsence = field(default_factory=LeaderAbsence)
-    figures: Figures = field(default_factory=Figures)
     points: tuple[ReportPoint, ...] | None = None
     retention_seconds: dict[str, float] = field(default_factory=dict)
     open_shards: int | None = None

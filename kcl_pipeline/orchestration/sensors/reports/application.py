@@ -15,7 +15,6 @@ from kcl_pipeline.orchestration.assets.checks.losses import records_lost
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.assets.runs.metadata import known, table_of
-from kcl_pipeline.orchestration.sensors.reports.figures.report import Figures
 from kcl_pipeline.orchestration.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.orchestration.sensors.reports.streams import (
     STREAMS_PER_MINUTE,
@@ -198,7 +197,6 @@ def asset_events(
     options: DagsterOptions,
     cadence: Cadence,
     now: float,
-    figures: Figures | None = None,
 ) -> list[AssetEvent]:
     """The events that are due at `now` (monotonic seconds).
 
@@ -216,8 +214,6 @@ def asset_events(
         metadata = fleet_metadata(view)
         if settings.is_multi_stream:
             metadata["streams"] = table_of(worst_streams(streams))
-        if figures is not None:
-            metadata |= figures.metadata(view, names.fleet, now)
         events.append(dg.AssetObservation(names.fleet, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
         events += stream_events(stream, names, view.lag_age_seconds)
