@@ -98,7 +98,8 @@ def init(
         return
     for path in texts:
         show.echo(f"{'overwrote' if path in existing else 'wrote'} {folder / path}")
-    show.echo(f"next: cd {folder}, and the commands in README.md")
+    is_here = folder.resolve() == Path.cwd().resolve()
+    show.echo(f"next: {'' if is_here else f'cd {folder}, then '}dagster dev; README.md says more")
 
 
 def project_files(name: str, stream: str) -> dict[str, str]:

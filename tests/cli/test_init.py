@@ -79,6 +79,15 @@ def test_the_files_of_a_project(here):
         check_requirement(line)
 
 
+@pytest.mark.parametrize(
+    ("folder", "sentence"),
+    [("my_events", "next: cd my_events, then dagster dev;"), (".", "next: dagster dev;")],
+)
+def test_the_last_line_says_what_to_do_next(here, folder, sentence):
+    said = run("init", folder, "--name", "my_events").stdout
+    assert said.splitlines()[-1].startswith(sentence)
+
+
 def test_files_are_not_overwritten_without_force(here):
     (here / "my_events").mkdir()
     mine = here / "my_events" / "README.md"
