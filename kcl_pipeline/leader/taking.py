@@ -12,7 +12,6 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseMoved, MoveRefused, PlanMade
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable
-from kcl_pipeline.planning.kcl.shuffle_leader import shard_sync_worker
 from kcl_pipeline.planning.kcl.take import (
     TAKE_AND_STEAL,
     SeenLease,
@@ -29,13 +28,10 @@ class TakeResult:
     Attributes:
         taken: Keys of the leases that now belong to this worker.
         must_repeat: Whether a write was refused or failed, so that a lease may be left over.
-        syncs_shards: Whether this worker has to create leases: it is the one that the shuffle
-            chooses, or no lease has an owner.
     """
 
     taken: tuple[str, ...]
     must_repeat: bool
-    syncs_shards: bool
 
 
 @dataclass(slots=True)
@@ -121,12 +117,7 @@ class LeaseTaker:
             self._events(PlanMade(TAKE_AND_STEAL, *counts, millis))
         leases = {lease.lease_key: lease for lease in found}
         taken = [one.lease_key for one in takings.takes if self._take(one, leases[one.lease_key])]
-        chosen = shard_sync_worker({lease.owner for lease in found if lease.owner is not None})
-        return TakeResult(
-            tuple(taken),
-            must_repeat=len(taken) < len(takings.takes),
-            syncs_shards=chosen is None or chosen == self._worker_id,
-        )
+        return TakeResult(tuple(taken), must_repeat=len(taken) < len(takings.takes))
 
     def _seen(self, lease: Lease, now: float) -> SeenLease:
         return SeenLease(

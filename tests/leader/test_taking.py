@@ -171,15 +171,6 @@ def test_a_scan_during_which_the_worker_was_paused_expires_nothing():
     assert other.run().taken == ()
 
 
-def test_one_worker_creates_leases():
-    fleet = TakingFleet(6)
-    assert fleet.taker("first").run().syncs_shards, "nobody owns a lease"
-    fleet.join("a", "b", "c")
-    fleet.run(150)
-    chosen = [name for name, taker in fleet.takers.items() if taker.run().syncs_shards]
-    assert len(chosen) == 1
-
-
 CLUSTERS = [f"{cluster}-{number}" for cluster in "ab" for number in range(4)]
 
 

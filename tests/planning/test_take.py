@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.planning.kcl.shuffle_leader import shard_sync_worker
 from kcl_pipeline.planning.kcl.take import SeenLease, TakeLimits, Takings, leases_to_take
 
 FAILOVER = 10.0
@@ -208,32 +207,3 @@ def test_a_fleet_comes_to_rest_and_then_nothing_moves(leases, size, at_once, rng
     target = -(-leases // size)
     assert all(count <= target for count in counts.values())
     assert all(counts[worker] >= target - 1 for worker in crew)
-
-
-@pytest.mark.parametrize(
-    ("number", "chosen"),
-    [
-        (1, "worker-0"),
-        (2, "worker-0"),
-        (3, "worker-2"),
-        (4, "worker-3"),
-        (5, "worker-4"),
-        (7, "worker-2"),
-        (8, "worker-2"),
-        (10, "worker-8"),
-        (16, "worker-5"),
-        (33, "worker-28"),
-        (100, "worker-95"),
-        (1000, "worker-772"),
-    ],
-)
-def test_the_shuffle_chooses_as_java_does(number, chosen):
-    """The expected values are those of `Collections.shuffle` with `new Random(1947)`."""
-    owners = [f"worker-{n}" for n in range(number)]
-    Random(number).shuffle(owners)
-    assert shard_sync_worker(owners * 2) == chosen
-
-
-def test_owners_are_ordered_as_java_strings():
-    assert shard_sync_worker(["\uff5e", "\U0001f600", "b", "a"]) == "\uff5e"
-    assert shard_sync_worker([]) is None

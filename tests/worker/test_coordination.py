@@ -92,16 +92,19 @@ def test_a_split_is_read_without_a_leader_that_assigns():
     assert fleet.data() == sorted(fleet.sent)
 
 
-def test_only_the_worker_that_the_shuffle_chooses_competes_for_the_lock():
+def test_any_worker_of_a_leaderless_application_can_get_the_lock():
     fleet = Fleet(shards=4, coordination="leaderless")
     fleet.run(5)
     fleet.join("w-2")
     fleet.run(60)
-    competing = [w for w, one in fleet.crew.items() if one.coordination.standby.may_compete]
-    assert len(competing) == 1
-    lock = fleet.coordinator.read_lock()
-    assert lock is not None
-    assert lock.owner_name == competing[0]
+    first = fleet.coordinator.read_lock()
+    assert first is not None
+    (other,) = {"w-1", "w-2"} - {first.owner_name}
+    del fleet.crew[first.owner_name]  # as kill -9
+    fleet.run(60)
+    now = fleet.coordinator.read_lock()
+    assert now is not None
+    assert now.owner_name == other
 
 
 def test_the_leader_of_a_leaderless_application_assigns_nothing():

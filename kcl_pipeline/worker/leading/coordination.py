@@ -26,10 +26,9 @@ class Coordination:
     """Decide for one worker whether a leader assigns its leases. One thread calls it.
 
     In a leaderless application, and while workers of KCL 2.x may run (client version
-    UPGRADE_FROM_2X or 2X), the worker takes leases, and competes for the lock only if the
-    shuffle of the owners chooses it to create leases. In other applications it is a standby leader,
-    and takes leases from the time when nobody has led for `leaderless_after_millis` until somebody
-    does.
+    UPGRADE_FROM_2X or 2X), the worker takes leases, and whoever has the lock creates and deletes
+    them. In other applications it takes leases from the time when nobody has led for
+    `leaderless_after_millis` until somebody does.
 
     Args:
         parts: The dependencies of the worker.
@@ -62,7 +61,7 @@ class Coordination:
         self.version = followed_version(
             settings, parts.coordinator_table, parts.worker_id, parts.clock, parts.events
         )
-        self._was_2x = self._is_chosen = False
+        self._was_2x = False
         self._after_seconds = settings.assignment.leaderless_after_millis / 1000
         self._soon_seconds = settings.lease.renewal_interval_millis / 1000
         failover_millis = settings.lease.failover_time_millis + settings.lease.epsilon_millis
@@ -80,7 +79,6 @@ class Coordination:
         self._tables.restore(self.version.start)
         attempt("look at the client version", self.version.look, self._parts.events)
         self._restore_tables()
-        self.standby.may_compete = not self._shares_leases() or self._is_chosen
         pause = self.standby.tick()
         if self._parts.leader is not None and self._parts.leader.misses_table:
             self._tables.note()
@@ -143,7 +141,6 @@ class Coordination:
             return self._soon_seconds
         if result.taken and not self._stop.is_set():
             self._leases.discover(result.taken, map=self._map)
-        self._is_chosen = result.syncs_shards
         is_soon = result.must_repeat or not self._leases.held()
         return self._soon_seconds if is_soon else self._usual_seconds
 

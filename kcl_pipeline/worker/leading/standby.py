@@ -13,7 +13,6 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.retry import attempt
 
 _LONGEST_CYCLE_SECONDS: Final = 1.0
 _WATCHER_SECONDS: Final = 0.5
@@ -44,8 +43,6 @@ class StandbyLeader:
         self._map = map
         self._stop = stop
         self._absent_since: float | None = None
-        self.may_compete = True
-        """False: this worker does not lead, and releases a lock that it holds."""
         self.unavailable: tuple[UnavailableStream, ...] | None = None
         """Streams that the last cycle could not use. None: this worker did not lead in it."""
 
@@ -53,9 +50,6 @@ class StandbyLeader:
         """Run a cycle if this process may lead; return the seconds until the next."""
         leader = self._parts.leader
         if leader is None or self._stop.is_set():
-            return self._longest_pause
-        if not self.may_compete:
-            attempt("release of the leader lock", leader.release, self._parts.events)
             return self._longest_pause
         if not self._may_lead():
             return self._longest_pause
