@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from typing import Any
 
-from kcl_pipeline.planning.model import LeaseState, PlanInput, PlanLimits, WorkerState
+from kcl_pipeline.planning.model import LeaseState, Move, PlanInput, PlanLimits, WorkerState
 
 _IDLE_SHARE = 0.05
 
@@ -111,6 +113,42 @@ def waiting_leases(given: PlanInput, weights: Mapping[str, float]) -> list[Lease
     return sorted(
         waiting, key=lambda item: (-item.waited_seconds, -weights[item.lease_key], item.lease_key)
     )
+
+
+def place(
+    waiting: list[LeaseState],
+    fleet: list[Holder],
+    limits: PlanLimits,
+    rank: Callable[[Holder], tuple[Any, ...]],
+    give: Callable[[LeaseState, Holder], None],
+) -> tuple[list[Move], list[str]]:
+    """Give each lease in turn to the worker with the lowest rank that is within its limits.
+
+    Args:
+        waiting: Leases without a living owner.
+        fleet: The workers.
+        limits: The limits of a worker.
+        rank: The sort key of a worker, which ends with its id. It changes only by `give`.
+        give: Counts a lease as held by a worker.
+
+    Returns:
+        The moves, and the keys of the leases that nobody can take.
+    """
+    ready = [(rank(holder), holder) for holder in fleet if holder.can_take(limits)]
+    heapify(ready)
+    moves: list[Move] = []
+    for lease in waiting:
+        if not ready:
+            break
+        target = ready[0][1]
+        give(lease, target)
+        moves.append(Move(lease.lease_key, None, target.worker_id, placement_reason(lease)))
+        # A worker at its limit stays there, because leases are only added here.
+        if target.can_take(limits):
+            heapreplace(ready, (rank(target), target))
+        else:
+            heappop(ready)
+    return moves, [lease.lease_key for lease in waiting[len(moves) :]]
 
 
 def placement_reason(lease: LeaseState) -> str:

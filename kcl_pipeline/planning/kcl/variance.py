@@ -15,7 +15,7 @@ from kcl_pipeline.planning.kcl.fleet import (
     Holder,
     holders,
     lease_weights,
-    placement_reason,
+    place,
     waiting_leases,
 )
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits
@@ -34,15 +34,8 @@ def worker_utilization_aware(given: PlanInput) -> Plan:
     """
     weights = lease_weights(given.leases)
     fleet = _Fleet(holders(given, weights), weights, given.limits)
-    moves: list[Move] = []
-    spilled: list[str] = []
-    for lease in waiting_leases(given, weights):
-        target = fleet.least_utilized()
-        if target is None:
-            spilled.append(lease.lease_key)
-            continue
-        fleet.give(lease, target)
-        moves.append(Move(lease.lease_key, None, target.worker_id, placement_reason(lease)))
+    waiting = waiting_leases(given, weights)
+    moves, spilled = place(waiting, fleet.holders, given.limits, fleet.rank, fleet.give)
     if given.limits.balance:
         moves += _balance(fleet, {move.lease_key for move in moves})
         moves += _start_idle_workers(fleet, {move.lease_key for move in moves})
@@ -114,12 +107,6 @@ class _Fleet:
         The pressure is rounded, so that equal loads compare as equal.
         """
         return (round(self.pressure(holder), 9), *holder.fewest_first())
-
-    def least_utilized(self) -> Holder | None:
-        """Return the best target within its limits."""
-        return min(
-            (h for h in self.holders if h.can_take(self.limits)), key=self.rank, default=None
-        )
 
     def growth(self, lease: LeaseState, metric: str) -> float:
         """Return the increase of a metric by a lease: the mean times its share of the fair load."""
