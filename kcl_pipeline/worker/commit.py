@@ -297,17 +297,23 @@ class BatchCommit:
         schema = written.schema
         if schema is not None:
             self._retried("creation of the table", lambda: self._sink.ensure(schema))
-        refused = self._read_id(new)
+        refused = self._read_new_table(new)
         return refused, bool(written.files) and new[0].table_id is not None
 
-    def _read_id(self, new: Sequence[ShardConsumer]) -> dict[str, str]:
-        """Note the id of the table; return the shards that another worker has begun in it."""
-        table = self._sink.positions([_key(consumer) for consumer in new])
-        refused: dict[str, str] = {}
+    def _read_new_table(self, new: Sequence[ShardConsumer]) -> dict[str, str]:
+        """Note the id of the table, and the ancestors that the first commits end.
+
+        Returns:
+            The shards that another worker has begun in it.
+        """
+        looked_up, refused = self.look_up(new), dict[str, str]()
         for consumer in new:
-            if table.shards[_key(consumer)] == consumer.stored:
-                consumer.table_id = table.table_id
-            else:
+            expected = consumer.stored
+            try:
+                self._read_table(consumer, looked_up.get(consumer.lease_key))
+            except AwsError as error:
+                raise SinkError(f"ancestors of {consumer.lease_key}: {error}") from error
+            if consumer.stored != expected:
                 refused[consumer.lease_key] = _OVERTAKEN
         return refused
 
@@ -324,7 +330,7 @@ class BatchCommit:
         """
         if not self._sink.stores_positions or consumer.stored.ended:
             return True
-        if consumer.table_id is None and self._read_id([consumer]):
+        if consumer.table_id is None and self._read_new_table([consumer]):
             return False
         if consumer.table_id is None:
             return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -23,6 +25,7 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemoryFunction, InMemorySink, SinkFault
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world
 from tests.support.commit_world import KEYS, NO_RECORDS, STREAM
@@ -256,13 +259,14 @@ def test_a_shard_whose_position_was_read_in_another_table_is_refused(world: Worl
 
 def test_the_first_files_are_written_again_when_the_id_of_the_table_is_known() -> None:
     world = World()
-    batch = world.batch(5)
+    batch = replace(world.batch(5), records=pa.table({"shard_id": [KEY]}))
     written = world.writer.write(batch)
     assert world.consumers[KEY].table_id is None
     done = world.steps.run(batch, world.consumers, written)
     assert done is not None
     assert world.consumers[KEY].table_id == "table-0"
-    assert set(world.rows.files).isdisjoint(written.files)
+    (first,), (committed,) = written.files, world.rows.files
+    assert committed.path != first.path
 
 
 def test_the_first_batch_is_refused_if_another_worker_was_faster() -> None:
@@ -382,6 +386,33 @@ def test_the_first_commit_of_a_child_ends_its_ancestors(known: bool, how: str) -
     if how == "commit":
         assert world.commit(11) is not None
         assert len(world.rows.log[before + 1].positions) == 1, "the ancestors are ended once"
+
+
+@pytest.mark.parametrize("how", ["commit", "end"])
+def test_a_child_that_started_before_there_was_a_table_ends_its_ancestors(how: str) -> None:
+    """A paused worker may have a batch of the parent, which a Java worker has read."""
+    world = World(lineage={CHILD: [KEY]})
+    world.consumers = {CHILD: world.consumers[CHILD]}
+    assert world.consumers[CHILD].table_id is None
+    if how == "commit":
+        assert world.commit(9) is not None
+    else:
+        world.sink.ensure(NO_RECORDS.schema)
+        assert world.committer.end(world.consumers[CHILD])
+    assert world.stored(KEY) == StoredPosition(1, None, ended=True)
+
+
+def test_a_first_batch_whose_ancestors_cannot_be_listed_is_tried_again() -> None:
+    def lineage(_consumer):
+        raise UnavailableError("ListShards")
+
+    world = World()
+    committer = BatchCommit(
+        world.leases, world.sink, lineage, world.clock, world.events.append, rng=random.Random(1)
+    )
+    batch = world.batch(5)
+    with pytest.raises(SinkError, match="ListShards"):
+        committer.commit(batch, world.consumers, world.writer.write(batch))
 
 
 def test_a_child_is_started_again_if_an_ancestor_has_moved() -> None:
