@@ -3,12 +3,16 @@
 import random
 from collections import Counter
 
+import pytest
+
+from verification.simulation import StormOptions, simulate
 from verification.simulation.environment.calls import SITES, Weather
 from verification.simulation.environment.scheduler import Host, Scheduler
 from verification.simulation.incidents.choices import INCIDENTS, RARE_SITES
 from verification.simulation.incidents.data import DataIncidents
 from verification.simulation.incidents.hosts import HostIncidents
 from verification.simulation.incidents.streams import StreamIncidents
+from verification.simulation.incidents.table import TableIncidents
 from verification.simulation.scenario import scenario_of
 from verification.simulation.world import World
 
@@ -31,6 +35,22 @@ def methods(kind):
 
 
 def test_seeds_draw_from_every_incident():
-    incidents = methods(HostIncidents) | methods(DataIncidents) | methods(StreamIncidents)
+    kinds = (HostIncidents, DataIncidents, StreamIncidents, TableIncidents)
+    incidents = set.union(*map(methods, kinds))
     assert {*INCIDENTS} == incidents - {"later"}
     assert len({*INCIDENTS}) == len(INCIDENTS)
+
+
+@pytest.mark.parametrize("incident", sorted(methods(TableIncidents)))
+def test_an_incident_of_the_table_happens_in_one_of_a_few_seeds(incident):
+    """The counter says that the table has changed, not only that it was tried."""
+    chosen = INCIDENTS.index(incident)
+    done = 0
+    for seed in range(chosen, 12 * len(INCIDENTS), len(INCIDENTS)):
+        outcome = simulate(seed, StormOptions())
+        assert outcome.violations == (), outcome.timeline()
+        assert outcome.faults["incident", incident] > 0
+        done += outcome.faults["incident", f"{incident} (done)"]
+        if done:
+            return
+    pytest.fail(f"{incident} has changed nothing")

@@ -119,6 +119,7 @@ def report(result: Result, out: TextIO) -> None:
     faults = ", ".join(f"{kind} {count}" for kind, count in sorted(by_fault.items()))
     print(f"\n{by_fault.total():,} faults: {faults}", file=out)
     incidents = sorted(INCIDENTS)
+    incidents += sorted(name for site, name in result.faults if name.endswith("(done)"))
     counts = ", ".join(f"{name} {result.faults[('incident', name)]}" for name in incidents)
     print(f"incidents: {counts}", file=out)
     _table(result, out)

@@ -159,6 +159,7 @@ def unsettled(world: World) -> list[str]:
     in hash-range coverage (S7), drains, and streams of which nobody says that they are gone (L8).
     """
     found = [f"L2: {text}" for text in _unowned(world)]
+    found += ["L2: a seek does not come to its end"] * bool(world.seeks)
     if found:
         return found
     missing = sorted(world.checks.missing())

@@ -10,7 +10,7 @@ from functools import partial
 import pyarrow as pa
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError, OtherApplicationError
+from kcl_pipeline.errors import ApplicationPausedError, AwsError, OtherApplicationError
 from kcl_pipeline.events import (
     AwsTrouble,
     BatchCommitted,
@@ -33,6 +33,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
 )
 from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
+from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker
 from verification.simulation.checks.drains import DrainCheck
 from verification.simulation.checks.leader import LockWatch, WatchedLeader
@@ -77,6 +78,7 @@ class World:
         configured: The streams in the settings of processes that start from now on.
         unavailable: ARNs of streams that were reported as unavailable.
         returning: Deleted streams that are created again, and with how many shards.
+        seeks: Number of seeks that run.
     """
 
     seed: int
@@ -90,6 +92,7 @@ class World:
     unreadable: set[str] = field(default_factory=set)
     unavailable: set[str] = field(default_factory=set)
     returning: dict[str, int] = field(default_factory=dict)
+    seeks: int = 0
     index_lag_seconds: float = 0.0
     scan_lag_seconds: float = 0.0
 
@@ -196,7 +199,7 @@ class World:
         ]
 
     def _work(self, machine: Machine) -> None:
-        """Run a worker; restart it after a failure, as a supervisor would."""
+        """Run a worker; restart it after a failure or a pause, as a supervisor would."""
         host = machine.host
         clock = SimulatedClock(host)
         for attempt in range(200):
@@ -204,15 +207,18 @@ class World:
                 drain, parts = DrainCheck(self.checks, machine), self._parts(machine, clock)
                 summary = Worker(parts).run(machine.stop, mode=machine.mode)
                 self.failures += drain.failures(summary)
-                machine.stop.set()
                 self.note(f"{host.name} has ended: {summary.reason}")
-                return
+                if summary.reason is not StopReason.APPLICATION_PAUSED or machine.stop.is_set():
+                    machine.stop.set()
+                    return
             except OtherApplicationError as error:
                 self.note(f"{host.name} is refused: {error}")
                 if machine.streams is None:
                     self.failures.append(f"{host.name} is refused: {error}")
                 machine.stop.set()
                 return
+            except ApplicationPausedError as error:
+                self.note(f"{host.name} waits: {error}")
             except Exception as error:  # noqa: BLE001 (the checks decide whether it may fail so)
                 self.checks.excuse_worker(machine.worker_id)
                 self.note(f"{host.name} failed: {type(error).__name__}: {error}")

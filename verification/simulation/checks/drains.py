@@ -21,10 +21,14 @@ class DrainCheck:
         self._checks = checks
         self._machine = machine
         self._waiting = checks.missing() if machine.mode == "drain" else set()
+        self._rewinds = checks.rewinds
 
     def failures(self, summary: WorkerSummary) -> list[str]:
-        """Return the failed check, if the drain says that it is complete and it is not."""
-        if summary.reason is not StopReason.DRAINED:
+        """Return the failed check, if the drain says that it is complete and it is not.
+
+        What it has committed may be gone if a seek, or a copy of the table, came after.
+        """
+        if summary.reason is not StopReason.DRAINED or self._checks.rewinds != self._rewinds:
             return []
         events, elsewhere = self._checks.ledger.events, self._elsewhere()
         left = sorted(

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import LogEntry
 from verification.simulation.checks.leases import BrokenInvariantError, LeaseChecks, sibling
 from verification.simulation.environment.streams import Generation
@@ -35,11 +36,15 @@ class Checks(LeaseChecks):
     Attributes:
         committed: Number of rows in the table per event.
         lost: Events that left retention unread, or were set aside while the transform was broken.
+        is_put_back: Whether a copy of the table was put back. Then the order of rows is free.
+        rewinds: How many times events in the table were to be read again.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
     committed: Counter[str] = field(default_factory=Counter)
     lost: set[str] = field(default_factory=set)
+    is_put_back: bool = False
+    rewinds: int = 0
     _last_number: dict[str, int] = field(default_factory=dict)
     _excused_at: dict[str, int] = field(default_factory=dict)
     _begun: Begun | None = None
@@ -48,6 +53,7 @@ class Checks(LeaseChecks):
     _numbered_at: dict[str, int] = field(default_factory=dict)
     _numbered_excuses: dict[str, int] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
+    _trimmed_before: int = 0
     _ended: set[str] = field(default_factory=set)
     """Shards that have ended in a table that stores positions."""
 
@@ -102,6 +108,7 @@ class Checks(LeaseChecks):
     def trimmed(self, before_millis: int) -> None:
         """Note that older records left retention; those that are not committed may be missing."""
         self.coverage_suspended = True
+        self._trimmed_before = max(self._trimmed_before, before_millis)
         self.lost |= {
             one
             for one, event in self.ledger.events.items()
@@ -130,9 +137,56 @@ class Checks(LeaseChecks):
             if IS_BROKEN in error:
                 self.lost.add(one)
 
+    def taken_out(
+        self,
+        entries: Iterable[LogEntry],
+        objects: Mapping[str, pa.Table],
+        positions: Mapping[str, StoredPosition],
+    ) -> None:
+        """Note that a copy of the table was put back, without these entries.
+
+        Nobody notices that it lacks the records of a shard that has ended. And a child may be
+        committed whose ancestors have not ended in the copy.
+        """
+        self.is_put_back = True
+        files = [file.path for entry in entries for file in entry.files]
+        ids = {one for path in files for one in objects[path]["id"].to_pylist()}
+        self._read_again(ids)
+        for one in ids:
+            row = self.lease(self.ledger.events[one].lease_name)
+            if row is None or row.ended:
+                self.lost.add(one)
+        named = {self.name_of_key(key): one for key, one in positions.items()}
+        self.stored = set(named)
+        self._ended = {name for name, one in named.items() if one.ended}
+
+    def _sought(self, names: Collection[str]) -> None:
+        """Note that a seek to TRIM_HORIZON has removed the positions of these leases."""
+        self._ended -= set(names)
+        for name in names:
+            self._settled.pop(name, None)
+        events = self.ledger.events.items()
+        self._read_again({one for one, event in events if event.lease_name in names})
+
+    def _read_again(self, ids: Collection[str]) -> None:
+        """Expect these events once more, unless they cannot be read any more."""
+        self.rewinds += 1
+        for one in ids:
+            event = self.ledger.events[one]
+            if self.committed.pop(one, 0) and not event.poison:
+                stream = self.streams.of_name(event.lease_name)
+                is_there = stream is not None and self.streams.exists(stream)
+                is_kept = is_there and event.arrival_millis >= self._trimmed_before
+                (self._waiting if is_kept else self.lost).add(one)
+        # The next row of each key may be any of them; from then on their order counts.
+        self._last_number.clear()
+
     def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
         """Check S4 (no repetition) and S5 (parents first, order per key) on one commit."""
         batched = {self.name_of_key(key): one for key, one in entry.positions.items()}
+        if is_seek(entry):
+            self._sought(batched)
+            return
         if self.scenario.exactly_once:
             self.stored |= batched.keys()
             self._ended |= {name for name, one in batched.items() if one.ended}
@@ -203,6 +257,7 @@ class Checks(LeaseChecks):
         )
         if (
             lease_key in self.replayed
+            or self.is_put_back
             or is_repeated
             or (
                 self._is_overtaken(lease_key, self._numbered_at.get(key))
@@ -238,7 +293,7 @@ class Checks(LeaseChecks):
 
     def _parents_ended(self, lease_key: str) -> None:
         lease = self.lease(lease_key)
-        if lease is None or lease_key in self.replayed:
+        if lease is None or lease_key in self.replayed or self.is_put_back:
             return
         for parent in lease.parent_shard_ids:
             row = self.lease(sibling(lease, parent))
@@ -336,6 +391,12 @@ class Checks(LeaseChecks):
                 if key in begun and self._created_at[key] == LATEST:
                     return True
         return False
+
+
+def is_seek(entry: LogEntry) -> bool:
+    """Whether an entry is the commit of a seek to TRIM_HORIZON: nothing else removes a position."""
+    positions = entry.positions.values()
+    return not entry.files and any(one.position is None and not one.ended for one in positions)
 
 
 def _columns(table: pa.Table, names: tuple[str, ...] | list[str]) -> Iterator[tuple[Any, ...]]:

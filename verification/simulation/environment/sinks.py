@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -13,7 +14,7 @@ from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
-from verification.simulation.checks.sink import Begun, Checks
+from verification.simulation.checks.sink import Begun, Checks, is_seek
 from verification.simulation.environment.calls import Calls
 
 
@@ -34,6 +35,35 @@ class CheckedTable(MemoryTable):
         if landed:
             self.checks.landed(entry, self.objects)
         return landed
+
+    def copy(self) -> tuple[tuple[LogEntry, ...], dict[str, StoredPosition]]:
+        """Copy the table as `put_back` needs it."""
+        return tuple(self.log), dict(self.positions)
+
+    def put_back(self, copy: tuple[tuple[LogEntry, ...], dict[str, StoredPosition]]) -> bool:
+        """Put a copy back, unless nothing has landed since or something else changed the table.
+
+        Late entries are dropped.
+        """
+        log, positions = copy
+        gone = self.log[len(log) :]
+        is_older = bool(gone) and tuple(self.log[: len(log)]) == log
+        if not is_older or any(is_seek(entry) for entry in gone):
+            return False
+        self.log[len(log) :] = []
+        self.positions = dict(positions)
+        self._waiting.clear()
+        self.checks.taken_out(gone, self.objects, self.positions)
+        return True
+
+    def restore(self, versions: int) -> bool:
+        """Remove the rows of the newest versions by a new one; return whether there were any."""
+        chosen = range(max(len(self.log) - versions, 1), len(self.log))
+        had_rows = any(self.log[number].files for number in chosen)
+        for number in chosen:
+            self.log[number] = replace(self.log[number], files=())
+        self.append(LogEntry(len(self.log)))
+        return had_rows
 
     def land_late(self) -> int:
         """See `MemoryTable.land_late`.

@@ -2,8 +2,8 @@
 
 A seed draws by index: a name that is added or removed changes the plan of every seed.
 
-To add an incident, write the method in `hosts.HostIncidents`, `data.DataIncidents` or
-`streams.StreamIncidents`, and append its name here.
+To add an incident, write the method in `hosts.HostIncidents`, `data.DataIncidents`,
+`streams.StreamIncidents` or `table.TableIncidents`, and append its name here.
 """
 
 from __future__ import annotations
@@ -64,8 +64,11 @@ INCIDENTS: Final = (
     "no_leader",
     "delete_rows",
     "delete_tables",
+    "put_back_table",
+    "restore_table",
+    "seek",
 )
-"""Names of methods of `HostIncidents`, `DataIncidents` and `StreamIncidents`."""
+"""Names of methods of `HostIncidents`, `DataIncidents`, `StreamIncidents` and `TableIncidents`."""
 
 RARE_SITES: Final = {
     "sink.write_dead_letters": 3.0,

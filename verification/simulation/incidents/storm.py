@@ -11,6 +11,7 @@ from verification.simulation.incidents.choices import INCIDENTS
 from verification.simulation.incidents.data import DataIncidents
 from verification.simulation.incidents.hosts import SENSOR, STRATEGIES, HostIncidents
 from verification.simulation.incidents.streams import StreamIncidents
+from verification.simulation.incidents.table import TableIncidents
 from verification.simulation.scenario import REACHED_BY
 from verification.simulation.world import World
 
@@ -48,8 +49,10 @@ class Storm:
         hosts = HostIncidents(world, self.rng)
         data = DataIncidents(world, self.rng, options.shards, hosts.later)
         streams = StreamIncidents(world, self.rng, options.shards, hosts.later)
+        table = TableIncidents(world, self.rng, hosts.later, data.delete_rows)
+        kinds = (hosts, data, streams, table)
         self.incidents: dict[str, Callable[[], None]] = {
-            name: next(getattr(one, name) for one in (hosts, data, streams) if hasattr(one, name))
+            name: next(getattr(one, name) for one in kinds if hasattr(one, name))
             for name in INCIDENTS
         }
         self.plan = self._plan()
