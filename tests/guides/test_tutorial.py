@@ -21,7 +21,7 @@ from tests.support.fleet_processes import wait_until
 
 PAGE = (ROOT / TUTORIAL).read_text(encoding="utf-8")
 COUNTED = re.compile(r"^(\d+) rows, (\d+) ids, version \d+$", re.MULTILINE)
-FIRST_ROWS_SECONDS = 120
+START_SECONDS = 300
 LOOK = """
 import json, definitions
 defs = definitions.defs
@@ -41,9 +41,13 @@ class Reader(Walkthrough):
     def follow(self, words: list[str]) -> None:
         self.run(words)
         if words[:2] == ["dagster", "dev"]:
-            wait_until(lambda: self.materialized("purchases"), FIRST_ROWS_SECONDS, "first rows")
-            wait_until(lambda: self.materialized("revenue_per_minute"), 60, "what follows them")
-            wait_until(lambda: self.owners() == [2, 2], 180, "two workers with two leases each")
+            wait_until(lambda: self.materialized("purchases"), START_SECONDS, "first rows")
+            wait_until(
+                lambda: self.materialized("revenue_per_minute"), START_SECONDS, "what follows"
+            )
+            wait_until(
+                lambda: self.owners() == [2, 2], START_SECONDS, "two workers with two leases each"
+            )
             assert self.log("dagster").count("no AWS_* variable is set") == 1
         elif words[1:2] == ["dead-letters"]:
             assert re.match(r"[1-9]\d* dead letters?\b", self.output), self.output
