@@ -19,8 +19,11 @@ LONGEST_SECONDS: Final = 2.0
 """Longest time that a tick waits for the expiry of a lease."""
 _LONGEST_SHARE: Final = 0.5
 """The same as a share of the failover time. A living owner has renewed more recently."""
-START_SECONDS: Final = 4.0
-"""Longest time that a tick waits for a worker that starts. The next tick then continues."""
+START_SECONDS: Final = 3.0
+"""Longest time that a tick waits for a worker that starts. The next tick then continues.
+
+Dagster leaves the next tick out if one lasts longer than the five seconds between two.
+"""
 _START_STEP_SECONDS: Final = 0.5
 _START_DUTY: Final = 3.0
 """The pause between two cycles is at least this multiple of the duration of a cycle."""

@@ -200,7 +200,7 @@ def test_a_tick_waits_for_the_tables_that_the_first_worker_creates():
 def test_the_next_tick_goes_on_with_the_wait():
     calls, seconds = started(WAITS)
     assert seconds <= START_SECONDS
-    assert calls == 8
+    assert calls == 6
 
 
 def test_slow_cycles_are_further_apart():
@@ -230,8 +230,8 @@ def test_a_tick_does_not_wait_for_a_worker_that_nobody_starts():
 @pytest.mark.parametrize(
     ("status", "age", "reports", "cycles"),
     [
-        (S.STARTED, 5.0, False, 8),
-        (S.QUEUED, 5.0, False, 8),
+        (S.STARTED, 5.0, False, 6),
+        (S.QUEUED, 5.0, False, 6),
         (S.STARTED, 5.0, True, 1),
         (S.STARTED, 100.0, False, 1),
         (S.CANCELING, 5.0, False, 1),
