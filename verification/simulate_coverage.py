@@ -26,7 +26,7 @@ from verification.processes import begin_process
 # Functions import the simulation: in the processes of a run, probes must be active first.
 # ruff: noqa: PLC0415
 
-PACKAGES: Final = ("worker", "leader", "leases", "planning")
+PACKAGES: Final = ("worker", "leader", "leases", "planning", "sinks")
 REASONS: Final = Path(__file__).with_name("unreached.toml")
 _PRODUCT: Final = Path(__file__).parents[1] / "kcl_pipeline"
 _CHUNK: Final = 25
