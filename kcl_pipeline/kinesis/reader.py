@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import pyarrow as pa
 
@@ -28,10 +29,13 @@ from kcl_pipeline.kinesis.client import (
 from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.kinesis.retention import Gap, GapWatch
+from kcl_pipeline.kinesis.retention import Gap, GapWatch, arrival_millis
 from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
+
+ARRIVAL_TOLERANCE_SECONDS: Final = 60.0
+"""Our own limit for the difference between the arrival times and the Date header of Kinesis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,7 @@ class ShardReader:
             self._confirm_stream()
             raise
         if page.next_iterator is None or self._is_first(page):
-            self._confirm_stream()
+            self._confirm_stream(self._doubted_since(page))
         chunk = self._chunk(page)
         # After de-aggregation: if that fails, the same page is read again.
         self._gaps.look(page, self.position)
@@ -346,9 +350,23 @@ class ShardReader:
             whole.unknown_keys,
         )
 
-    def _confirm_stream(self) -> None:
+    def _confirm_stream(self, since: float | None = None) -> None:
         if self._identity is not None:
-            self._identity.confirm(self._stream, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._identity.confirm(self._stream, now if since is None else since)
+
+    def _doubted_since(self, page: RecordsPage) -> float:
+        """Return from when on the page may be of another stream (monotonic seconds).
+
+        All records of a later stream arrive after its creation. So a stream that was confirmed
+        after the first record arrived needs no call. Otherwise each shard would cost one at the
+        start of a worker.
+        """
+        now = self._clock.monotonic()
+        if page.next_iterator is None or page.served_millis is None:
+            return now
+        age = (page.served_millis - arrival_millis(page, 0)) / 1000
+        return now - max(age - ARRIVAL_TOLERANCE_SECONDS, 0)
 
     def on_missing(self, error: NotFoundError) -> Chunk:
         """Return the end of a shard that the stream does not list any more, or raise `error`."""

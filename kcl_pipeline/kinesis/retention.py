@@ -152,7 +152,7 @@ class GapWatch:
                 after,
                 None if first is None else Position(first),
                 since,
-                None if first is None else _arrival_millis(page, 0),
+                None if first is None else arrival_millis(page, 0),
                 page.served_millis,
             )
         )
@@ -163,10 +163,11 @@ def _read_up_to(page: RecordsPage, behind_millis: int) -> int | None:
         return None if page.served_millis is None else page.served_millis - behind_millis
     # The end of a closed shard is not its tip: its children had records long before, perhaps.
     rows = page.records.num_rows
-    return _arrival_millis(page, rows - 1) if rows else None
+    return arrival_millis(page, rows - 1) if rows else None
 
 
-def _arrival_millis(page: RecordsPage, row: int) -> int:
+def arrival_millis(page: RecordsPage, row: int) -> int:
+    """Return when a record of a page arrived (epoch milliseconds)."""
     arrival: datetime = page.records.column("approximate_arrival_timestamp")[row].as_py()
     return round(arrival.timestamp() * 1000)
 

@@ -6,6 +6,7 @@ import pytest
 
 from kcl_pipeline import errors
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.kinesis.reader import ARRIVAL_TOLERANCE_SECONDS
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from tests.support.reader_world import SHARD, World, drain, values
 
@@ -162,3 +163,37 @@ def test_many_shards_of_a_missing_stream_share_one_description() -> None:
     with pytest.raises(errors.StreamReplacedError):
         identity.confirm(world.stream, world.clock.monotonic())
     assert world.kinesis.described == 2
+
+
+def test_the_first_pages_of_all_shards_share_one_description() -> None:
+    """DescribeStreamSummary is limited to 20 calls per second for an account."""
+    world = World(shards=50)
+    for number in range(2_000):
+        world.put(b"%d" % number)
+    world.clock.advance(ARRIVAL_TOLERANCE_SECONDS + 1)
+    identity = StreamIdentityCheck(world.kinesis, world.clock)
+    world.kinesis.described = 0
+    shards = [f"shardId-{number:012}" for number in range(50)]
+    readers = [world.reader(TRIM_HORIZON, shard=name, identity=identity) for name in shards]
+    for reader in readers:
+        assert reader.read() is not None
+        world.clock.advance(1)
+    assert world.kinesis.described == 1
+    world.clock.advance(3600)
+    for reader in readers:
+        assert reader.read() is None
+    assert world.kinesis.described == 1
+
+
+@pytest.mark.parametrize("age", [0, ARRIVAL_TOLERANCE_SECONDS - 1])
+def test_a_first_record_that_arrived_after_the_last_description_needs_another(age: float) -> None:
+    world = World()
+    identity = StreamIdentityCheck(world.kinesis, world.clock)
+    world.put(b"before")
+    world.clock.advance(2 * ARRIVAL_TOLERANCE_SECONDS)
+    assert values(drain(world.reader(TRIM_HORIZON, identity=identity))) == [b"before"]
+    world.create_again()
+    world.put(b"of the new stream")
+    world.clock.advance(age)
+    with pytest.raises(errors.StreamReplacedError):
+        world.reader(TRIM_HORIZON, identity=identity).read()

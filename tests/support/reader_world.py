@@ -54,6 +54,7 @@ class World:
         *,
         max_records: int = 10_000,
         hash_key_range: HashKeyRange | None = ALL,
+        shard: str = SHARD,
         **more,
     ) -> ShardReader:
         chosen = RetrievalSettings(
@@ -62,8 +63,8 @@ class World:
         return ShardReader(
             self.kinesis,
             self.stream,
-            SHARD,
-            SHARD,
+            shard,
+            shard,
             position,
             hash_key_range,
             chosen,

@@ -147,11 +147,13 @@ class RangeSource:
                 cursor.pace.failed(self._parts.clock.monotonic(), self._parts.rng, throttled=False)
             raise
         by_key = {fetch.lease_key: fetch for fetch in fetches}
+        ended = self._parts.clock.monotonic()
         done = replace(
             done,
             shards=tuple(
-                self._checked_aggregates(by_key[s.lease_key], self._proven(by_key[s.lease_key], s))
-                for s in done.shards
+                self._checked_aggregates(fetch, self._proven(fetch, shard, ended))
+                for shard in done.shards
+                for fetch in [by_key[shard.lease_key]]
             ),
         )
         self._note(chosen, done, began)
@@ -162,17 +164,18 @@ class RangeSource:
             sourced, milliseconds={"job": (self._parts.clock.monotonic() - began) * 1000}
         )
 
-    def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
+    def _proven(self, fetch: ShardFetch, shard: FetchedShard, ended: float) -> FetchedShard:
         """Accept the end or absence of a shard only if the identity of the stream is confirmed.
 
         The same holds for the first records after a position without a number, which also fits
         another stream of the same name. Executors lack the permission to check. What is not
-        confirmed is read again.
+        confirmed is read again. One call at or after the end of the job (`ended`) is enough for all
+        shards of a stream.
         """
         is_first = fetch.after.is_sentinel and shard.through != shard.after
         try:
             if shard.shard_end is not None or is_first:
-                self._retrieval.identity.confirm(fetch.stream, self._parts.clock.monotonic())
+                self._retrieval.identity.confirm(fetch.stream, ended)
             elif shard.not_found:
                 following = self._retrieval.identity.successors_of_gone(
                     fetch.stream, fetch.shard_id, fetch.hash_key_range
