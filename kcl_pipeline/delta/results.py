@@ -378,7 +378,10 @@ def _converted_struct(array: pa.Array, kind: pa.StructType, path: str) -> pa.Arr
             continue
         if not field.nullable and child.null_count > array.null_count:
             raise _UnfitError(f"{name} is null, and the table does not allow null")
-        children.append(_converted(child, field.with_nullable(True), name))
+        child = _converted(child, field.with_nullable(True), name)
+        if not field.nullable and child.null_count:
+            child = _without_nulls(child)
+        children.append(child)
     is_same = array.type == kind and all(
         new is old for new, old in zip(children, found, strict=True)
     )
@@ -386,6 +389,25 @@ def _converted_struct(array: pa.Array, kind: pa.StructType, path: str) -> pa.Arr
         return array
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _without_nulls(array: pa.Array) -> pa.Array:
+    """Replace nulls that are below null structs, where pyarrow refuses to write them."""
+    rows = pc.if_else(array.is_null(), len(array), pa.array(np.arange(len(array))))
+    return pa.concat_arrays([array, _filler(array.type)]).take(rows)
+
+
+def _filler(kind: pa.DataType) -> pa.Array:
+    """One value that is not null."""
+    if pa.types.is_struct(kind):
+        fields = list(kind)
+        values = [pa.nulls(1, one.type) if one.nullable else _filler(one.type) for one in fields]
+        return pa.StructArray.from_arrays(values, fields=fields)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return pa.array([[]], kind)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return pa.array([b""], pa.binary()).cast(kind)
+    return pa.array([False if pa.types.is_boolean(kind) else 0], kind)
 
 
 def _converted_list(array: pa.Array, kind: pa.ListType, path: str) -> pa.Array:
@@ -531,7 +553,7 @@ def _shown(array: pa.Array) -> str:
     else:
         value = array[0].as_py()
     text = repr(value) if isinstance(value, bytes | str) else str(value)
-    return (text if len(text) <= _SHOWN else f"{printable(text, _SHOWN - 3)}...") + unit
+    return (text if len(text) <= _SHOWN else f"{printable(text[:_SHOWN])}...") + unit
 
 
 def _check_partition(column: pa.ChunkedArray, field: pa.Field) -> None:
