@@ -1,4 +1,4 @@
-"""Write or check a result in Spark tasks with pyarrow.
+"""Write a result in Spark tasks with pyarrow.
 
 This takes less CPU time than Spark's writer, and needs no jars for object stores. One evaluation
 gives the files and the rejected rows.
@@ -34,30 +34,6 @@ If `path` is empty, the task could not write, and `partition_values` states why.
 """
 _PIECE_BYTES: Final = 128 * 1024 * 1024
 """A task with more rows writes several files, so that its memory is limited."""
-
-
-class ResultCheck:
-    """Check in a task that the table can hold its rows. Writes nothing."""
-
-    def __init__(self, columns: TableColumns) -> None:
-        self._columns = columns
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return no rows.
-
-        Raises:
-            TransformFailedError: The table cannot hold a value.
-        """
-        failure: TransformFailedError | None = None
-        # All rows are read: Spark does not use the process again if rows are left.
-        for piece in in_pieces(batches):
-            try:
-                self._columns.convert(split_rejected(piece)[0], alone=True)
-            except TransformFailedError as error:
-                failure = failure or error
-        if failure is not None:
-            raise TransformFailedError(failure.detail)
-        yield from ()
 
 
 class FileTask:

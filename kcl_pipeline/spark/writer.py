@@ -34,7 +34,7 @@ from kcl_pipeline.spark.arrow_memory.results import ArrowResults, Pieces
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
-from kcl_pipeline.spark.file_tasks import FileTask, ResultCheck
+from kcl_pipeline.spark.file_tasks import FileTask
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns, split_rejected
 
@@ -143,15 +143,17 @@ class SparkBatchWriter:
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
+        columns = self._columns()
+
+        def fitting(frame: DataFrame, records: int) -> DataFrame:
+            return _fitting(transformed(frame, self._transform, records), columns)[0]
+
+        def check(result: pa.Table) -> None:
+            columns.convert(split_rejected(result)[0], alone=True)
+
         # Made for the call: as an attribute it would refer back to this writer, whose memory files
         # would then stay open until a collection of cycles.
-        return SparkProbe(self._session, self._checked).errors(parts)
-
-    def _checked(self, frame: DataFrame, records: int) -> DataFrame:
-        """Apply the transform; the tasks check its rows and return none."""
-        columns = self._columns()
-        output, _ = _fitting(transformed(frame, self._transform, records), columns)
-        return output.mapInArrow(ResultCheck(columns), "checked int")
+        return SparkProbe(self._session, fitting, check).errors(parts)
 
     def _write_files(
         self, frame: DataFrame, columns: TableColumns, parts: int | None, batch_id: str

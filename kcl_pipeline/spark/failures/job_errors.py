@@ -29,8 +29,6 @@ _NOT_BY_RECORDS: Final = re.compile(  # messages about lost executors and stoppe
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _SQL_STATE: Final = " SQLSTATE: "
 _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
-_FAILED_IN_TASK: Final = f"{TransformFailedError.__module__}.{TransformFailedError.__name__}:"
-"""The check of a result (`file_tasks.ResultCheck`) raised it."""
 
 
 def classified(error: Exception, records: int | None) -> KclError:
@@ -53,9 +51,6 @@ def classified(error: Exception, records: int | None) -> KclError:
     line = _java_line(causes) if from_java else _line(error, messages)
     if _SINK_ERROR_IN_TASK in messages:
         return SinkError(messages.rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
-    if _FAILED_IN_TASK in messages:
-        text = messages.rpartition(_FAILED_IN_TASK)[2].strip().splitlines()[0]
-        return TransformFailedError(f"the transform failed: {text}", detail=text)
     crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
     lost = any(
         _NOT_BY_RECORDS.search(text.partition("\n")[0])

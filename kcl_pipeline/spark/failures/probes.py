@@ -5,6 +5,10 @@ many parts: each part is one partition of a DataFrame, so each task evaluates on
 transform whose output partitions each come from one input partition. A transform that shuffles (it
 groups, joins or sorts) gets a plan and a job for each part.
 
+The results of the parts that do not fail come to the driver as Arrow columns, in one job more, and
+are checked there. A check in the tasks would need a Python process for each core, and one more for
+each part that fails: Spark ends a Python process whose task fails, and a new one imports pyarrow.
+
 The tasks return their errors (`spark.outcomes`), so one job finds all failing parts. An error that
 they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
 fails ends its job. Then Spark's task statuses show which task this was, and which others succeeded.
@@ -26,9 +30,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 from py4j.protocol import (
     CALL_COMMAND_NAME,
@@ -75,11 +81,18 @@ class SparkProbe:
         session: The Spark session.
         apply: Applies the transform to a DataFrame with this many records, without evaluating it.
             Raises `TransformFailedError`.
+        check: Looks at the result of a part. Raises `TransformFailedError`.
     """
 
-    def __init__(self, session: SparkSession, apply: Callable[[DataFrame, int], DataFrame]) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        apply: Callable[[DataFrame, int], DataFrame],
+        check: Callable[[pa.Table], object] | None = None,
+    ) -> None:
         self._session = session
         self._apply = apply
+        self._check = check
 
     def errors(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """The error of each part; None for a part without an error.
@@ -87,6 +100,45 @@ class SparkProbe:
         Raises:
             SinkError: Spark itself failed.
         """
+        errors = self._raised(parts)
+        passed = [number for number, error in enumerate(errors) if error is None]
+        if self._check is not None and passed:
+            refused = self._refused([parts[number] for number in passed], self._check)
+            for number, error in zip(passed, refused, strict=True):
+                errors[number] = error
+        return errors
+
+    def _refused(
+        self, parts: Sequence[pa.Table], check: Callable[[pa.Table], object]
+    ) -> list[str | None]:
+        """The error of the check for each of these parts. The transform fails on none of them."""
+        try:
+            results = self._results(parts)
+        except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
+            if len(parts) == 1:
+                return [self._text(error, parts[0].num_rows)]
+            # Perhaps they are larger than what Spark returns to a driver.
+            half = len(parts) // 2
+            return [*self._refused(parts[:half], check), *self._refused(parts[half:], check)]
+        return [_refusal(result, check) for result in results]
+
+    def _results(self, parts: Sequence[pa.Table]) -> list[pa.Table]:
+        """Evaluate parts on which the transform does not fail."""
+        planned = self._planned(parts)
+        if planned is None:
+            return [
+                self._apply(self._session.createDataFrame(part), part.num_rows).toArrow()
+                for part in parts
+            ]
+        name = f"part-{uuid4().hex}"
+        whole = planned[0].withColumn(name, f.spark_partition_id()).toArrow()
+        numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
+        # Spark returns the rows in the order of their partitions.
+        edges = np.searchsorted(numbers, np.arange(len(parts) + 1)).tolist()
+        return [rows.slice(begin, end - begin) for begin, end in pairwise(edges)]
+
+    def _raised(self, parts: Sequence[pa.Table]) -> list[str | None]:
+        """The error of each part on which the transform fails."""
         if not parts:
             return []
         whole = self._together(parts)
@@ -123,16 +175,27 @@ class SparkProbe:
 
     def _together(self, parts: Sequence[pa.Table]) -> list[_Job]:
         """Plan all parts together; empty if the transform needs a plan for each part."""
+        planned = self._planned(parts)
+        if planned is None:
+            return []
+        return [_Job(number, planned[1], number) for number in range(len(parts))]
+
+    def _planned(self, parts: Sequence[pa.Table]) -> tuple[DataFrame, Any] | None:
+        """Plan all parts together: the result, and the RDD that evaluates it.
+
+        Partition n comes from part n. None: the transform needs a plan for each part.
+        """
         batches = [batch for part in parts for batch in _one_batch(part)]
         with _rows_outside_the_plan(self._session):
             frame = self._session.createDataFrame(pa.Table.from_batches(batches))
             try:
-                rdd = evaluated(self._apply(frame, sum(batch.num_rows for batch in batches)))
+                result = self._apply(frame, sum(batch.num_rows for batch in batches))
+                rdd = evaluated(result)
                 whole = rdd.getNumPartitions() == len(parts) and _is_narrow(rdd.rdd())
             except Exception:  # noqa: BLE001
                 # The failed part is not known. Each part is planned alone and raises again.
-                return []
-        return [_Job(number, rdd, number) for number in range(len(parts))] if whole else []
+                return None
+        return (result, rdd) if whole else None
 
     def _alone(
         self, parts: Sequence[pa.Table], threads: int, found: list[str | None]
@@ -214,6 +277,14 @@ class SparkProbe:
         if isinstance(found, TransformFailedError):
             return found.detail
         raise found from error
+
+
+def _refusal(result: pa.Table, check: Callable[[pa.Table], object]) -> str | None:
+    try:
+        check(result)
+    except TransformFailedError as error:
+        return error.detail
+    return None
 
 
 def _call(gateway: Any, target: Any, method: str, *arguments: Any) -> Any:
