@@ -2,10 +2,11 @@
 
 Some records of a batch cannot be parsed. The batch is written as a worker writes it. The writer
 runs the transform on parts of the batch to find these records. `jvm` fails in a Spark expression
-(`from_json` with FAILFAST), `python` in a Python UDF, `arrow` in an Arrow function without Spark.
+(`from_json` with FAILFAST), `python` in a Python UDF, and `arrow` in an Arrow function without
+Spark. `values` returns text that is not UTF-8, which no table can hold.
 
-    python -m benchmarks.isolation [--records 50000] [--bad 30] [--transform jvm python arrow]
-        [--json]
+    python -m benchmarks.isolation [--records 50000] [--bad 30]
+        [--transform jvm python values arrow] [--json]
 
 Each transform runs in a separate process on two cores (`local[2]`) with a new session. The table
 has seconds, processor seconds of all its processes, Spark jobs, log lines, and leftover files; with
@@ -40,7 +41,7 @@ from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures.failed_records import FailureLimits
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
-TRANSFORMS: Final = ("jvm", "python", "arrow")
+TRANSFORMS: Final = ("jvm", "python", "values", "arrow")
 _COLUMNS: Final = ("records", "found", "seconds", "cpu_seconds", "jobs", "log_lines", "files")
 _GOOD: Final = b'{"id": "%d", "amount": 1.5}'
 _BAD: Final = b'{"id": "%d", "amou'
@@ -116,7 +117,12 @@ def _writer(session: Any, transform: str, folder: str) -> BatchWriter:
         amount = f.udf(lambda data: float(json.loads(data)["amount"]), "double")
         return frame.select(amount("data").alias("amount"))
 
-    return SparkBatchWriter(session, in_jvm if transform == "jvm" else in_python, folder)
+    def to_values(frame: Any) -> Any:
+        is_whole = f.col("data").cast("string").endswith("}")
+        return frame.select(f.when(~is_whole, f.expr("cast(x'ff' as string)")).alias("text"))
+
+    chosen = {"jvm": in_jvm, "python": in_python, "values": to_values}
+    return SparkBatchWriter(session, chosen[transform], folder)
 
 
 def _parse(table: pa.Table) -> pa.Table:
