@@ -126,10 +126,7 @@ class SparkProbe:
         """Evaluate parts on which the transform does not fail."""
         planned = self._planned(parts)
         if planned is None:
-            return [
-                self._apply(self._session.createDataFrame(part), part.num_rows).toArrow()
-                for part in parts
-            ]
+            return [self._planned_alone(part).toArrow() for part in parts]
         name = f"part-{uuid4().hex}"
         whole = planned[0].withColumn(name, f.spark_partition_id()).toArrow()
         numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
@@ -202,14 +199,17 @@ class SparkProbe:
     ) -> list[list[_Job]]:
         """Plan each part alone, by thread. Errors of the planning are stored in `found`."""
         planned: list[list[_Job]] = [[] for _ in range(threads)]
-        for number, given in enumerate(parts):
-            part = pa.Table.from_batches(_one_batch(given))
+        for number, part in enumerate(parts):
             try:
-                frame = self._apply(self._session.createDataFrame(part), part.num_rows)
+                frame = self._planned_alone(part)
                 planned[number % threads].append(_Job(number, evaluated(frame), None))
             except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
                 found[number] = self._text(error, part.num_rows)
         return planned
+
+    def _planned_alone(self, part: pa.Table) -> DataFrame:
+        rows = pa.Table.from_batches(_one_batch(part))
+        return self._apply(self._session.createDataFrame(rows), part.num_rows)
 
     def _run(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
         """Return the error of each part that fails."""
