@@ -221,3 +221,12 @@ def test_the_embedded_aws_spreads_records_and_keeps_the_keys_that_were_given(
         for row in page.records.to_pylist():
             found.setdefault(row["data"], set()).add(row["partition_key"])
     assert found == {b"%d" % number: {None} for number in range(5)} | {b"same": {"k"}}
+
+
+def test_all_readers_of_a_stream_share_an_answer_for_ten_minutes() -> None:
+    world = Stream(USER_PARTITION_KEY)
+    world.put(MIXED, key="a")
+    for described in (0, 1, 2):
+        assert all(world.half().read() is not None for _ in range(50))
+        assert world.kinesis.described == described
+        world.clock.advance(KEPT_SECONDS)
