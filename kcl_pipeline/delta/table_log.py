@@ -181,7 +181,7 @@ class DeltaTableLog:
             known = (one.version, one.restored_to)
             if known not in self._reported and one.is_after_first_commit(positions.names(key)[0]):
                 self._reported.add(known)
-                self._events(TableRestored(one.version, one.restored_to))
+                self._events(TableRestored(one.version, one.restored_to, self._log.table_id))
 
     def _back_off(self, attempt: int) -> None:
         longest = min(_BACKOFF_LIMIT_SECONDS, _BACKOFF_SECONDS * 2 ** min(attempt, 10))

@@ -259,10 +259,12 @@ class TableRestored(Event):
     Attributes:
         version: Version of the table that the RESTORE made.
         restored_to: The restored version or time, as text.
+        table_id: Id of the table. A table that is created again has another one.
     """
 
     version: int
     restored_to: str
+    table_id: str
 
 
 @dataclass(frozen=True, slots=True)

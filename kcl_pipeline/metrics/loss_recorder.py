@@ -1,12 +1,10 @@
-"""Record lost records in the coordinator-state table, until a person acknowledges them.
+"""Count lost records in the coordinator-state table, until a person acknowledges them.
 
 They are `RecordsLost` and `TableRestored`.
 """
 
-import logging
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Joinable, Spawn
@@ -19,14 +17,10 @@ from kcl_pipeline.events import (
     TableRestored,
     WorkerStopped,
 )
-from kcl_pipeline.leases.application.losses import Loss, LossLog
+from kcl_pipeline.leases.application.losses import Loss, Losses
 from kcl_pipeline.leases.tables import CoordinatorStateTable
 
 RETRY_SECONDS: Final = 30.0
-MAX_PENDING: Final = 500
-"""Largest number of losses that wait for the table. A further one replaces the oldest."""
-
-_log = logging.getLogger(__name__)
 
 
 def _spawn(name: str, target: Callable[[], None]) -> Joinable:
@@ -69,22 +63,27 @@ class LossRecorder:
         self._pending: dict[object, Loss] = {}
         self._writing = False
         self._retry_at = 0.0
+        # Only the writing thread uses these.
+        self._batch: tuple[Loss, ...] = ()
+        self._result: Losses | None = None
 
     def __call__(self, event: Event) -> None:
         """Record the event if it is a loss, and pass it on."""
-        if self._pending or isinstance(event, RecordsLost | TableRestored):
-            self._note(event)
+        if isinstance(event, RecordsLost | TableRestored):
+            loss = Loss.of(event, int(self._clock.wall() * 1000))
+            with self._lock:
+                known = self._pending.get(loss.identity)
+                if known is None or known.end != loss.end:
+                    self._pending[loss.identity] = loss
+            self._start()
+        elif self._pending and (
+            isinstance(event, WorkerStopped) or self._clock.monotonic() >= self._retry_at
+        ):
+            self._start()
         self._events(event)
 
-    def _note(self, event: Event) -> None:
+    def _start(self) -> None:
         with self._lock:
-            if isinstance(event, RecordsLost | TableRestored):
-                loss = Loss.of(event, int(self._clock.wall() * 1000))
-                self._pending[loss.extent] = loss
-                if len(self._pending) > MAX_PENDING:
-                    del self._pending[next(iter(self._pending))]
-            elif not isinstance(event, WorkerStopped) and self._clock.monotonic() < self._retry_at:
-                return
             if self._writing:
                 return
             self._writing = True
@@ -96,26 +95,30 @@ class LossRecorder:
     def _write(self) -> None:
         while True:
             with self._lock:
-                taken = dict(self._pending)
-                if not taken:
+                # A batch whose write failed is written again as it was: see `_count`.
+                self._batch = self._batch or tuple(self._pending.values())
+                if not self._batch:
                     self._writing = False
                     return
             try:
-                losses = tuple(taken.values())
-                self._table.change_losses(partial(LossLog.with_losses, losses=losses))
+                self._table.change_losses(self._count)
             except Exception as error:  # noqa: BLE001 (the worker reads on; the error is reported)
                 self._failed(error)
                 return
             with self._lock:
-                for extent, loss in taken.items():
-                    if self._pending.get(extent) is loss:
-                        del self._pending[extent]
+                for loss in self._batch:
+                    if self._pending.get(loss.identity) is loss:
+                        del self._pending[loss.identity]
+            self._batch, self._result = (), None
+
+    def _count(self, record: Losses) -> Losses:
+        # Equal: the former write of this batch was applied, and its answer lost.
+        if record != self._result:
+            self._result = record.with_losses(self._batch)
+        return self._result
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
             self._writing = False
             self._retry_at = self._clock.monotonic() + RETRY_SECONDS
-        try:
-            self._events(AwsTrouble("recording lost records", str(error)))
-        except Exception:  # noqa: BLE001 (likewise)
-            _log.exception("cannot report that lost records were not recorded")
+        self._events(AwsTrouble("recording lost records", str(error)))

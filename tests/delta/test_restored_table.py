@@ -40,8 +40,11 @@ class Application:
         return self.sink.positions([key]).shards[key].number
 
     @property
-    def restored(self) -> list[TableRestored]:
-        return [one for one in self.events if isinstance(one, TableRestored)]
+    def restored(self) -> list[tuple[int, str]]:
+        events = [event for event in self.events if isinstance(event, TableRestored)]
+        table_id = self.sink.positions([]).table_id
+        assert all(event.table_id == table_id for event in events)
+        return [(event.version, event.restored_to) for event in events]
 
 
 def restore(folder: Path, target: int | datetime) -> int:
@@ -62,7 +65,7 @@ def test_a_restore_under_a_running_worker_is_reported_once(folder: Path) -> None
     version = restore(folder, 1)
     app.commit(4)
     app.commit(5)
-    assert app.restored == [TableRestored(version, "version 1")]
+    assert app.restored == [(version, "version 1")]
     assert app.number() == 5, "a RESTORE moves no position"
 
 
@@ -74,7 +77,7 @@ def test_each_restore_is_reported(folder: Path) -> None:
         app.commit(end + 1)
         versions.append(restore(folder, 1))
     app.number()
-    assert [one.version for one in app.restored] == versions
+    assert [version for version, _ in app.restored] == versions
 
 
 def test_a_worker_that_starts_later_reports_it(folder: Path) -> None:
@@ -82,7 +85,7 @@ def test_a_worker_that_starts_later_reports_it(folder: Path) -> None:
     version = restore(folder, 0)
     later = Application(folder)
     later.number()
-    assert later.restored == [TableRestored(version, "version 0")]
+    assert later.restored == [(version, "version 0")]
 
 
 def test_a_worker_that_had_not_looked_at_its_shards_reports_it(folder: Path) -> None:
@@ -92,7 +95,7 @@ def test_a_worker_that_had_not_looked_at_its_shards_reports_it(folder: Path) -> 
     version = restore(folder, 0)
     app.sink.positions([])
     app.number()
-    assert app.restored == [TableRestored(version, "version 0")]
+    assert app.restored == [(version, "version 0")]
 
 
 def test_a_restore_to_a_time_names_the_time(folder: Path) -> None:
@@ -104,8 +107,8 @@ def test_a_restore_to_a_time_names_the_time(folder: Path) -> None:
     app.commit(2)
     restore(folder, at)
     app.number()
-    (found,) = app.restored
-    assert found.restored_to == "the version of 2026-11-26T10:00:00.000+00:00"
+    ((_, restored_to),) = app.restored
+    assert restored_to == "the version of 2026-11-26T10:00:00.000+00:00"
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -123,7 +126,7 @@ def test_a_restore_before_the_first_commit_is_none_of_its_business(
     app.commit(1, OTHER)
     assert app.restored == []
     other.commit(2)
-    assert other.restored == [TableRestored(version, "version 0")]
+    assert other.restored == [(version, "version 0")]
 
 
 def test_other_changes_of_the_table_are_not_reported(folder: Path) -> None:
@@ -165,5 +168,5 @@ def test_what_other_writers_say_is_only_shown(folder: Path, info: object, to: st
     entry = folder / "_delta_log" / f"{version:020d}.json"
     entry.write_text(json.dumps({"commitInfo": info}) + "\n")
     app.commit(2)
-    assert app.restored == ([] if to is None else [TableRestored(version, to)])
+    assert app.restored == ([] if to is None else [(version, to)])
     assert app.number() == 2

@@ -17,6 +17,8 @@ from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from tests.support.dagster_fakes import ManualClock
 
 OTHER = ev.LeaseGained("w-1", "s-1", 1)
+TROUBLE = ev.AwsTrouble("recording lost records", "slow down")
+THROTTLED = ThrottledError("slow down", operation="UpdateItem")
 
 
 def lost(number: int = 1) -> ev.RecordsLost:
@@ -27,14 +29,15 @@ class Stage:
     """A recorder whose thread runs at once, and a table that can be throttled."""
 
     def __init__(self) -> None:
-        self.clock, self.seen = ManualClock(), []
+        self.clock, self.events = ManualClock(), []
         self.error: Exception | None = None
+        self.lost_answers = 0
         self.calls: list[str] = []
-        self.table = InMemoryCoordinatorStateTable(before_call=self.before)
+        self.table = InMemoryCoordinatorStateTable(before_call=self.before, after_call=self.after)
         ensure_client_version(self.table, "w-1", self.clock)
         self.calls.clear()
         self.recorder = LossRecorder(
-            self.seen.append, self.table, self.clock, lambda _name, target: target()
+            self.events.append, self.table, self.clock, lambda _name, target: target()
         )
 
     def before(self, operation: str, *_: object) -> None:
@@ -42,117 +45,109 @@ class Stage:
         if self.error is not None:
             raise self.error
 
-    def shards(self) -> list[str]:
-        return [loss.shard_id for loss in self.table.read_losses().log.losses]
+    def after(self, operation: str, *_: object) -> None:
+        if operation == "UpdateItem" and self.lost_answers:
+            self.lost_answers -= 1
+            raise THROTTLED
+
+    def recorded(self) -> tuple[int, str | None]:
+        """The number of losses, and the shard of the last one."""
+        losses = self.table.read_losses()
+        return losses.count, losses.last and losses.last.shard
 
 
-@pytest.fixture(name="parts")
-def parts_fixture():
+@pytest.fixture(name="stage")
+def stage_fixture():
     return Stage()
 
 
-def test_a_restore_of_the_table_is_recorded_once(parts):
-    restored = ev.TableRestored(58, "version 12")
-    parts.recorder(restored)
-    parts.recorder(ev.TableRestored(58, "version 12"))
-    parts.recorder(ev.TableRestored(61, "version 12"))
-    log = parts.table.read_losses().log
-    assert [(loss.reason, loss.after) for loss in log.losses] == [
-        ("table_restored", "version 12")
-    ] * 2
-    assert parts.seen[0] == restored
-    parts.table.change_losses(lambda found: found.with_acknowledged(log, 1_000))
-    parts.recorder(restored)
-    assert parts.table.read_losses().log.unacknowledged == 0, "a worker that starts finds it again"
+def test_a_loss_is_recorded_and_passed_on(stage):
+    stage.recorder(OTHER)
+    assert stage.calls == []
+    stage.recorder(lost())
+    assert stage.calls == ["GetItem", "UpdateItem"]
+    stage.recorder(lost())
+    assert stage.recorded() == (1, "s-1")
+    assert stage.events == [OTHER, lost(), lost()]
 
 
-def test_a_loss_is_recorded_and_passed_on(parts):
-    parts.recorder(OTHER)
-    assert parts.calls == []
-    parts.recorder(lost())
-    assert parts.calls == ["GetItem", "UpdateItem"]
-    parts.recorder(lost())
-    assert parts.shards() == ["s-1"]
-    assert parts.seen == [OTHER, lost(), lost()]
+def test_a_restore_of_the_table_is_recorded_once(stage):
+    restored = ev.TableRestored(58, "version 12", "t-1")
+    for _ in range(2):
+        stage.recorder(restored)
+    assert stage.recorded() == (1, "version 58 of the table t-1")
+    assert stage.events == [restored] * 2
 
 
-def test_a_failed_write_is_told_and_tried_again_at_the_next_loss(parts):
-    parts.error = ThrottledError("slow down", operation="UpdateItem")
-    parts.recorder(lost(1))
-    assert parts.seen == [ev.AwsTrouble("recording lost records", "slow down"), lost(1)]
-    parts.error = None
-    parts.recorder(lost(2))
-    assert parts.shards() == ["s-1", "s-2"]
+def test_a_failed_write_is_reported_and_repeated_at_the_next_loss(stage):
+    stage.error = THROTTLED
+    stage.recorder(lost(1))
+    assert stage.events == [TROUBLE, lost(1)]
+    stage.error = None
+    stage.recorder(lost(2))
+    assert stage.recorded() == (2, "s-2")
 
 
-def test_without_a_further_loss_a_later_event_tries_again(parts):
-    parts.error = ThrottledError("slow down", operation="UpdateItem")
-    parts.recorder(lost())
-    parts.error = None
-    parts.recorder(OTHER)
-    assert parts.shards() == []
-    parts.clock.advance(loss_recorder.RETRY_SECONDS)
-    parts.recorder(OTHER)
-    assert parts.shards() == ["s-1"]
+def test_losses_that_are_reported_again_while_they_wait_count_once(stage):
+    stage.error = THROTTLED
+    for number in (1, 2, 1, 2):
+        stage.recorder(lost(number))
+    stage.error = None
+    stage.recorder(ev.WorkerStopped("w-1", "stopped"))
+    assert stage.recorded() == (2, "s-2"), "a worker that stops writes at once"
 
 
-def test_a_worker_that_stops_tries_again_at_once(parts):
-    parts.error = ThrottledError("slow down", operation="UpdateItem")
-    parts.recorder(lost())
-    parts.error = None
-    parts.recorder(ev.WorkerStopped("w-1", "stopped"))
-    assert parts.shards() == ["s-1"]
+def test_losses_whose_write_was_applied_without_an_answer_count_once(stage):
+    stage.error = THROTTLED
+    for number in (1, 2):
+        stage.recorder(lost(number))
+    stage.error, stage.lost_answers = None, 2
+    for number in (3, 4, 5):
+        stage.recorder(lost(number))
+    assert stage.recorded() == (5, "s-5")
 
 
-def test_no_error_reaches_the_worker_and_the_memory_is_bounded(parts, monkeypatch):
-    monkeypatch.setattr(loss_recorder, "MAX_PENDING", 3)
-    parts.error = ValueError("anything")
-    for number in range(5):
-        parts.recorder(lost(number))
-    parts.error = None
-    parts.recorder(lost(5))
-    assert parts.shards() == ["s-3", "s-4", "s-5"]
+def test_without_a_further_loss_a_later_event_repeats_the_write(stage):
+    stage.error = THROTTLED
+    stage.recorder(lost())
+    stage.error = None
+    stage.recorder(OTHER)
+    assert stage.recorded() == (0, None)
+    stage.clock.advance(loss_recorder.RETRY_SECONDS)
+    stage.recorder(OTHER)
+    assert stage.recorded() == (1, "s-1")
 
 
-def test_a_process_without_threads_tells_it(parts):
+def test_no_error_reaches_the_worker(stage):
+    stage.error = ValueError("anything")
+    stage.recorder(lost(1))
+    assert stage.events == [ev.AwsTrouble("recording lost records", "anything"), lost(1)]
+
+
+def test_a_process_without_threads_reports_it(stage):
     def no_thread(_name, _target):
-        raise RuntimeError("can't start new thread")
+        raise RuntimeError("slow down")
 
-    parts.recorder._spawn = no_thread
-    parts.recorder(lost())
-    assert parts.seen[0] == ev.AwsTrouble("recording lost records", "can't start new thread")
-
-
-def test_a_sink_that_fails_does_not_end_the_recorder(parts, caplog):
-    def fail(event):
-        if event == ev.AwsTrouble("recording lost records", "slow down"):
-            raise OSError("full")
-
-    parts.recorder._events = fail
-    parts.error = ThrottledError("slow down", operation="UpdateItem")
-    parts.recorder(lost())
-    assert "cannot report" in caplog.text
-    parts.error = None
-    parts.recorder(lost())
-    assert parts.shards() == ["s-1"]
+    LossRecorder(stage.events.append, stage.table, stage.clock, no_thread)(lost())
+    assert stage.events == [TROUBLE, lost()]
 
 
-def test_the_worker_does_not_wait_for_the_table():
-    parts, answer = Stage(), threading.Event()
-    table = parts.table.view(before_call=lambda *_: answer.wait(30) and None)
-    recorder = LossRecorder(parts.seen.append, table, parts.clock)
+def test_the_worker_does_not_wait_for_the_table(stage):
+    answer = threading.Event()
+    table = stage.table.view(before_call=lambda *_: answer.wait(30) and None)
+    recorder = LossRecorder(stage.events.append, table, stage.clock)
     recorder(lost(1))
     recorder(lost(2))
-    assert parts.seen == [lost(1), lost(2)]
+    assert stage.events == [lost(1), lost(2)]
     (thread,) = [t for t in threading.enumerate() if t.name == "records-lost"]
     assert not thread.daemon, "a process that ends waits for the write"
     answer.set()
     end = time.monotonic() + 30
     while thread.is_alive() and time.monotonic() < end:
         thread.join(0.1)
-    assert parts.shards() == ["s-1", "s-2"]
+    assert stage.recorded() == (2, "s-2")
 
 
-def test_a_sink_is_wrapped_once(parts):
-    assert recording_losses(parts.recorder, parts.table, parts.clock) is parts.recorder
-    assert isinstance(recording_losses(print, parts.table, parts.clock), LossRecorder)
+def test_a_sink_is_wrapped_once(stage):
+    assert recording_losses(stage.recorder, stage.table, stage.clock) is stage.recorder
+    assert isinstance(recording_losses(print, stage.table, stage.clock), LossRecorder)

@@ -40,7 +40,7 @@ SAMPLES = [
     ev.ShardPaused("w1", "shardId-1", "3 of 4 records fail", 2, 30.0, 60.0),
     ev.ShardResumed("w1", "shardId-1", 3, 90.0),
     ev.RecordsLost("w1", "shardId-1", ev.LossReason.ROW_DELETED, Position("7")),
-    ev.TableRestored(58, "version 12"),
+    ev.TableRestored(58, "version 12", "t-1"),
     ev.ShardStalled("w1", "123:orders:9:shardId-1", ev.StallStep.READING, 120.0, "no answer"),
     ev.StreamsDiffer("w1", ("clicks",)),
     ev.StreamUnavailable("w1", "clicks", "not found"),

@@ -6,13 +6,10 @@ from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
-from kcl_pipeline.leases.application.losses import Loss, LossLog, time_text
 from kcl_pipeline.leases.tables import CoordinatorStateTable
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.text import counted, printable
 
 _LOSSES = "lost records"
-_SHOWN_LOSSES = 3
 
 
 def check_application(
@@ -51,37 +48,14 @@ def check_losses(table: CoordinatorStateTable, options: str) -> Finding:
         options: How the user named the application, for the command in the advice.
     """
     try:
-        found = table.read_losses().log
+        losses = table.read_losses()
     except UnreadableRowError as error:
         return problem(_LOSSES, str(error), "check the attribute and remove it")
-    if found.unacknowledged:
-        return problem(
-            _LOSSES,
-            _text(found),
-            "see docs/operations.md, repair the output if the producer still has the records, and "
-            f"acknowledge: kcl-pipeline losses {options} --acknowledge",
-        )
-    if found.acknowledged:
-        return ok(_LOSSES, f"{counted(found.acknowledged, 'loss', 'losses')}, all acknowledged")
-    return ok(_LOSSES, "no loss is recorded")
-
-
-def _text(found: LossLog) -> str:
-    newest = [_loss_text(loss) for loss in found.waiting[: -_SHOWN_LOSSES - 1 : -1]]
-    rest = found.unacknowledged - len(newest)
-    text = f"{counted(found.unacknowledged, 'loss', 'losses')} of records not acknowledged"
-    text += f": {'; '.join(newest)}" if newest else ""
-    return text + (f"; and {rest} more" if newest and rest else "")
-
-
-def _loss_text(loss: Loss) -> str:
-    ends = [
-        f"{name} {printable(value)}"
-        for name, value in (("after", loss.after), ("until", loss.until), ("before", loss.before))
-        if value is not None
-    ]
-    what = " ".join([str(loss.reason), *ends])
-    return (
-        f"{loss.sentence or f'{printable(loss.label)} ({what})'}, recorded "
-        f"{time_text(loss.recorded_millis)} by {printable(loss.reporter)}"
+    if not losses.unacknowledged:
+        return ok(_LOSSES, losses.sentence)
+    return problem(
+        _LOSSES,
+        losses.sentence,
+        "see docs/operations.md, repair the output if the producer still has the records, and "
+        f"acknowledge: kcl-pipeline losses {options} --acknowledge",
     )

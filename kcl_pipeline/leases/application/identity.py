@@ -33,7 +33,7 @@ Mode = Literal["single_stream", "multi_stream"]
 
 MAX_TEXT: Final = 300_000
 """Largest number of characters of the record. Its row also has the losses, a replay and requests of
-an operator, together 100,000 characters, and a DynamoDB row has at most 400 KB.
+an operator, together 60,000 characters, and a DynamoDB row has at most 400 KB.
 """
 
 MAX_SINK: Final = 4_096

@@ -24,12 +24,7 @@ from kcl_pipeline.leases.application.identity import (
     application_from_text,
     application_text,
 )
-from kcl_pipeline.leases.application.losses import (
-    LossLog,
-    LossRecord,
-    losses_from_text,
-    losses_text,
-)
+from kcl_pipeline.leases.application.losses import Losses, losses_from_text, losses_text
 from kcl_pipeline.leases.application.replay_record import (
     REPLAY,
     ReplayRecord,
@@ -268,29 +263,20 @@ class CoordinatorRows:
         before = None if replacing is None else string(replay_text(replacing))
         return self._put_attribute(REPLAY, string(replay_text(record)), before)
 
-    def read_losses(self) -> LossRecord:
+    def read_losses(self) -> Losses:
         """Return the recorded losses; without a record an empty one. Strongly consistent.
 
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        item = self._store.get(MIGRATION_KEY)
-        if item is None or rows.LOSSES not in item:
-            return LossRecord(LossLog(), None)
-        return losses_from_text(text_of(item, rows.LOSSES) or "")
+        text = self._losses_text()
+        return Losses() if text is None else losses_from_text(text)
 
-    def put_losses(self, log: LossLog, *, replacing: LossRecord) -> bool:
-        """Record the losses, if the record equals `replacing`.
-
-        False also if there is no client-version row, which contains the record.
-
-        Applied if the attribute has this value.
-        """
-        before = None if replacing.text is None else string(replacing.text)
-        return self._put_attribute(rows.LOSSES, string(losses_text(log)), before)
-
-    def change_losses(self, change: Callable[[LossLog], LossLog]) -> LossLog:
+    def change_losses(self, change: Callable[[Losses], Losses]) -> Losses:
         """Change the record of losses by conditional writes, and return it.
+
+        Each write is applied only if the record is the one that `change` got. It is not applied
+        without a client-version row, which contains the record.
 
         Args:
             change: Called again with the new record if another process wrote meanwhile.
@@ -300,15 +286,25 @@ class CoordinatorRows:
             UnreadableRowError: The record cannot be read.
         """
         for _ in range(LOSS_ATTEMPTS):
-            found = self.read_losses()
-            wanted = change(found.log)
-            if wanted == found.log or self.put_losses(wanted, replacing=found):
-                return wanted
+            text = self._losses_text()
+            read = Losses() if text is None else losses_from_text(text)
+            changed = change(read)
+            before = None if text is None else string(text)
+            if changed == read or self._put_attribute(
+                rows.LOSSES, string(losses_text(changed)), before
+            ):
+                return changed
         raise UnavailableError(
             f"the lost records were not recorded in the row Migration3.0 of the table {self.name}: "
             f"it changed {LOSS_ATTEMPTS} times, or is missing",
             operation="UpdateItem",
         )
+
+    def _losses_text(self) -> str | None:
+        item = self._store.get(MIGRATION_KEY)
+        if item is None or rows.LOSSES not in item:
+            return None
+        return text_of(item, rows.LOSSES) or ""
 
     def _put_attribute(
         self, name: str, value: AttributeValue | None, before: AttributeValue | None

@@ -21,10 +21,9 @@ from kcl_pipeline.leases.application.identity import (
 )
 from kcl_pipeline.leases.application.losses import (
     Loss,
-    LossLog,
+    Losses,
     losses_from_text,
     losses_text,
-    time_text,
 )
 from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.settings_errors import setting_names
@@ -48,7 +47,13 @@ RECORD: Final = application_text(
 )
 LOST: Final = Loss.of(RecordsLost("w-1", "shardId-1", LossReason.LEFT_RETENTION), 1_700_000_000_000)
 LOSSES: Final = losses_text(
-    LossLog((replace(LOST, after="7", before="9/2", stream="orders", acknowledged_millis=9),), 3)
+    Losses(
+        count=3,
+        acknowledged=2,
+        acknowledged_millis=9,
+        last=replace(LOST, after="7", end="before 9/2"),
+        restored=("t-1", 58),
+    )
 )
 WANTED: Final = ApplicationIdentity(
     "single_stream", (RecordedStream(STREAM, 1_700_000_000_000),), "delta:/x"
@@ -180,16 +185,16 @@ def draw_losses(random: Random) -> bytes:
 def check_losses(given: Any) -> str:
     """Read it, add a loss, acknowledge all, and read what would be written."""
     try:
-        found = losses_from_text(given.decode("utf-8", "surrogateescape")).log
+        read = losses_from_text(given.decode("utf-8", "surrogateescape"))
     except UnreadableRowError as error:
         return refused(error, whole_sentence=False)
-    following = found.with_losses([LOST])
+    following = read.with_losses([LOST])
     assert following.unacknowledged
-    seen = following.with_acknowledged(following, 5_000)
-    assert not seen.unacknowledged
-    for log in (following, seen):
-        assert losses_from_text(losses_text(log)).log == log
-    assert all(time_text(loss.recorded_millis) for loss in found.losses)
+    acknowledged = following.with_acknowledged(following, 5_000)
+    assert not acknowledged.unacknowledged
+    for losses in (read, following, acknowledged):
+        assert losses_from_text(losses_text(losses)) == losses
+        assert losses.sentence.isprintable()
     return ACCEPTED
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.application.losses import LossLog
+from kcl_pipeline.leases.application.losses import Losses
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.orchestration.assets.checks.history import ReportPoint
@@ -42,7 +42,7 @@ class FleetView(LagObservation):
     cycle_seconds: float = 0.0
     bad_rows: tuple[BadRow, ...] = ()
     unavailable: tuple[UnavailableStream, ...] | None = ()
-    losses: LossLog | UnreadableRowError = field(default_factory=LossLog)
+    losses: Losses | UnreadableRowError = field(default_factory=Losses)
     streams: tuple[str, ...] = ()
     checkpoint_ages: Mapping[str, str] = field(default_factory=dict)
     retention_seconds: Mapping[str, float] = field(default_factory=dict)
