@@ -183,12 +183,13 @@ class TableSink:
         """
         others: tuple[PreparedBatch, ...] = ()
         store = self._announcements
-        if store is not None and own.batch.name and not own.suspects:
-            others = store.piggybacked(head, own.batch, self._log)
-        batches = (own.batch, *others)
+        batches: tuple[PreparedBatch, ...] = (own.batch,)
         version = head.version
         try:
             with self._pace.attempt():
+                if store is not None and own.batch.name and not own.suspects:
+                    others = store.piggybacked(head, own.batch, self._log)
+                    batches = (own.batch, *others)
                 self._log.add(head, *combined(batches))
         except Exception:
             now = self._read()
@@ -285,17 +286,20 @@ class Pace:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Measure one attempt.
+        """Measure one attempt, also one that is lost: from the reading of announcements on.
 
         The estimate follows the shortest attempts. Longer ones reflect the load of this machine,
         and waiting for that load would increase it.
         """
         began = self._clock.monotonic()
-        yield
-        seconds = min(max(self._clock.monotonic() - began, _POLL_SECONDS), _LONGEST_ATTEMPT_SECONDS)
-        self._attempt_seconds = min(
-            seconds, self._attempt_seconds + (seconds - self._attempt_seconds) / 32
-        )
+        try:
+            yield
+        finally:
+            took = max(self._clock.monotonic() - began, _POLL_SECONDS)
+            seconds = min(took, _LONGEST_ATTEMPT_SECONDS)
+            self._attempt_seconds = min(
+                seconds, self._attempt_seconds + (seconds - self._attempt_seconds) / 32
+            )
 
     def polls(self) -> Iterator[None]:
         """Wait in short steps. The caller polls the log after each step and then makes an attempt.
