@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-interop hooks
+.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-postgres test-interop hooks
 
 setup: $(STAMP)
 
@@ -104,6 +104,16 @@ $(SPARK_VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(SPARK_VENV)
 	@grep -v -i '^pyspark==' constraints.txt > $(SPARK_VENV)/constraints.txt
 	@$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(SPARK_VENV)/constraints.txt -e '.[dev]' 'pyspark==$(SPARK).*'
+	@touch $@
+
+# The recipe of docs/functions.md on a real PostgreSQL, whose programs must be installed. Needs the
+# network once, for psycopg.
+POSTGRES := $(CURDIR)/.run/psycopg
+test-postgres: setup $(POSTGRES)/.installed
+	@PYTHONPATH=$(POSTGRES) $(BIN)/python -m pytest -m postgres tests/guides/test_recipe.py
+
+$(POSTGRES)/.installed:
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(POSTGRES) 'psycopg[binary]==3.3.*'
 	@touch $@
 
 # Workers of the real Java KCL and ours in one application, ten minutes; ALL=1: every case, an hour.

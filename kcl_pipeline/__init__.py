@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         WorkerStopped,
         ignore_events,
     )
+    from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, ForeachBatchSink
     from kcl_pipeline.kinesis.client import RECORD_SCHEMA
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
     from kcl_pipeline.local.shared import use_local_aws
@@ -126,7 +127,6 @@ if TYPE_CHECKING:
     )
     from kcl_pipeline.planning.strategies import register as register_strategy
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
-    from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatchSink
     from kcl_pipeline.spark.java import java_command
     from kcl_pipeline.spark.session import build_session
     from kcl_pipeline.stream_config import StreamConfig, StreamSelector
@@ -168,6 +168,7 @@ __all__ = [
     "Fault",
     "FaultRule",
     "Fleet",
+    "ForeachArrowSink",
     "ForeachBatchSink",
     "HandoffCompleted",
     "HandoffStarted",
@@ -264,6 +265,7 @@ _NAMES: Final = {
     "orchestration.component": "KinesisPipelineComponent",
     "config": "ConsumerSettings",
     "delta.settings": "DeltaSink",
+    "foreach": "BatchIdentity ForeachArrowSink ForeachBatchSink",
     "kinesis.client": "RECORD_SCHEMA",
     "local": "EmbeddedAws Fault FaultRule",
     "local.shared": "use_local_aws",
@@ -274,7 +276,6 @@ _NAMES: Final = {
     "SparkResource WorkerMetricsTableResource",
     "spark.data_source.source": "KinesisDataSource",
     "spark.java": "java_command",
-    "spark.foreach": "BatchIdentity ForeachBatchSink",
     "spark.session": "build_session",
     "stream_config": "StreamConfig StreamSelector",
     "worker.summary": "StopReason WorkerProgress WorkerSummary",

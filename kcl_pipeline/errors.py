@@ -20,7 +20,7 @@
     ├── ShardSyncError               the list of shards cannot be used now
     ├── RecordsLostError             records have left retention before they were read
     ├── LeaseLostError               another worker owns the lease
-    ├── TransformFailedError         the user's transform raised
+    ├── TransformFailedError         the user's transform, or the function of the sink, raised
     │   ├── BrokenTransformError     the transform cannot process any record
     │   └── ResultMismatchError      the columns of its result do not fit the table
     └── SinkError                    the sink failed; the outcome may be unknown
@@ -129,7 +129,7 @@ class LeaseLostError(KclError):
 
 
 class TransformFailedError(KclError):
-    """The user's transform raised. The cause is chained.
+    """The user's transform, or the function of the sink, raised. The cause is chained.
 
     Attributes:
         detail: The error in one line, without the number of records.

@@ -34,7 +34,6 @@ from kcl_pipeline.aws.configs import LEADER_THREADS
 from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams.selection import Selection
@@ -47,7 +46,12 @@ from kcl_pipeline.pipeline.arguments import (
     checked_settings,
     select_function,
 )
-from kcl_pipeline.pipeline.output import PipelineOutput, SessionFactory, sink_address
+from kcl_pipeline.pipeline.output import (
+    PipelineOutput,
+    PipelineSink,
+    SessionFactory,
+    sink_address,
+)
 from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
 from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
@@ -60,7 +64,6 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.orchestration.assets.limits import CheckLimits
     from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
-    from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
 
 __all__ = ["Fleet", "KinesisPipeline", "SessionFactory", "sink_address"]
@@ -85,8 +88,9 @@ class KinesisPipeline:
 
     Or a `StreamSelector`, or a function that returns names or ARNs: the leader asks each minute.
     """
-    sink: DeltaSink | ForeachBatchSink
-    """A `DeltaSink` (exactly once) or a `ForeachBatchSink` (at least once)."""
+    sink: PipelineSink
+    """A `DeltaSink` (exactly once), or a function in a `ForeachArrowSink` or a `ForeachBatchSink`
+    (at least once)."""
     transform: Callable[[DataFrame], DataFrame] | None = None
     """Takes and returns a Spark DataFrame. The input has the columns of `RECORD_SCHEMA`."""
     transform_arrow: Callable[[pa.Table], pa.Table] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,6 +23,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.config.model import STREAM_FORMS
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.foreach import ForeachArrowSink, ForeachBatchSink
 from kcl_pipeline.leader.streams.selection import SelectStreams
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.settings_errors import nearest, refuse_settings, shown, unknown, wrong
@@ -41,7 +41,7 @@ _OWN_TAG: Final = re.compile(
 )
 """Tags of runs that this package or Dagster sets, or that would override one of them."""
 _TAG: Final = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
-_SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
+_SINKS: Final = "DeltaSink('s3://lake/orders'), a ForeachArrowSink or a ForeachBatchSink"
 
 
 @checked_arguments
@@ -199,7 +199,7 @@ def _check_workers(workers: object) -> None:
 
 
 def _check_sink(sink: object) -> None:
-    if isinstance(sink, DeltaSink) or _is_foreach_batch(sink):
+    if isinstance(sink, DeltaSink | ForeachArrowSink | ForeachBatchSink):
         return
     if isinstance(sink, str):
         raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({shown(sink)})")
@@ -208,15 +208,9 @@ def _check_sink(sink: object) -> None:
             "sink",
             sink,
             "is a class or function",
-            "Write sink=ForeachBatchSink(function) or sink=DeltaSink('s3://lake/orders')",
+            "Write sink=ForeachArrowSink(function) or sink=DeltaSink('s3://lake/orders')",
         )
     raise wrong("sink", sink, "is not a sink", f"Write sink={_SINKS}")
-
-
-def _is_foreach_batch(sink: object) -> bool:
-    # If the module is not loaded, no such object exists. Loading it needs pyspark.
-    module = sys.modules.get("kcl_pipeline.spark.foreach")
-    return module is not None and isinstance(sink, module.ForeachBatchSink)
 
 
 def _check_transforms(frames: object, tables: object, sink: object) -> None:
@@ -226,8 +220,13 @@ def _check_transforms(frames: object, tables: object, sink: object) -> None:
         check_function("transform_arrow", tables, ["records"], "a function of a pyarrow.Table")
     if frames is not None and tables is not None:
         raise SettingsError("transform and transform_arrow are both set. Write one of them.")
-    if tables is not None and not isinstance(sink, DeltaSink):
+    if tables is not None and isinstance(sink, ForeachBatchSink):
         raise SettingsError(
-            "transform_arrow needs a DeltaSink, and sink is a ForeachBatchSink, which gets a Spark "
-            "DataFrame. Write transform=... instead."
+            "transform_arrow does not work with a ForeachBatchSink, which gets a Spark DataFrame. "
+            "Write transform=..., or sink=ForeachArrowSink(function)."
+        )
+    if frames is not None and isinstance(sink, ForeachArrowSink):
+        raise SettingsError(
+            "transform does not work with a ForeachArrowSink, which gets a pyarrow.Table. Write "
+            "transform_arrow=..., or sink=ForeachBatchSink(function)."
         )

@@ -15,6 +15,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.foreach import ForeachArrow, ForeachArrowSink, ForeachBatchSink
 from kcl_pipeline.leases.application.identity import MAX_SINK
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.memory import MemoryBudget
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.ranges import RangeJobs
     from kcl_pipeline.sinks.sink import Sink
     from kcl_pipeline.spark.executors import TaskSource
-    from kcl_pipeline.spark.foreach import ForeachBatchSink
+
+PipelineSink = DeltaSink | ForeachArrowSink | ForeachBatchSink
 
 SessionFactory = Callable[[], "SparkSession"]
 """Returns the Spark session of this process."""
@@ -41,7 +43,7 @@ class PipelineOutput:
 
     name: str
     settings: ConsumerSettings
-    sink: DeltaSink | ForeachBatchSink
+    sink: PipelineSink
     transform: Callable[[DataFrame], DataFrame] | None
     transform_arrow: Callable[[pa.Table], pa.Table] | None
     spark_config: Mapping[str, str]
@@ -55,18 +57,21 @@ class PipelineOutput:
     ) -> tuple[BatchWriter, Sink, RangeJobs | None]:
         """Return the writer, the sink, and the jobs of executors that fetch, if they do.
 
-        For a `ForeachBatchSink` the writer and the sink are one object. pyspark is loaded only if a
-        session is needed. The writer counts what it holds in `memory`.
+        For a function the writer and the sink are one object. pyspark is loaded only if a session
+        is needed. The writer counts what it holds in `memory`.
         """
         sink = self.sink
         if not isinstance(sink, DeltaSink):
-            from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
-
             if self.settings.retrieval.fetch_on == "executors":
                 raise SettingsError(
                     "retrieval.fetch_on='executors' needs a DeltaSink, and sink is a "
-                    "ForeachBatchSink. Write fetch_on='driver'."
+                    f"{type(sink).__name__}. Write fetch_on='driver'."
                 )
+            if isinstance(sink, ForeachArrowSink):
+                arrow = ForeachArrow(sink, self.transform_arrow, self.name, memory)
+                return arrow, arrow, None
+            from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
+
             both = ForeachBatch(self._session(session_factory), sink, self.transform, self.name)
             return both, both, None
         committer = DeltaCommitter(sink, self.name, events=events)
@@ -178,11 +183,11 @@ class PipelineOutput:
         return session
 
 
-def sink_address(sink: DeltaSink | ForeachBatchSink) -> str:
+def sink_address(sink: PipelineSink) -> str:
     """Return the sink as the application record stores it.
 
-    `delta:<root of the table>`, or `foreach_batch`, whose function may write anywhere.
+    `delta:<root of the table>`, or `function`, which may write anywhere.
     """
     if not isinstance(sink, DeltaSink):
-        return "foreach_batch"
+        return "function"
     return "delta:" + printable(re.sub(r"^s3a://", "s3://", table_root(sink.uri)), MAX_SINK)

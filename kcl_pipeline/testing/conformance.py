@@ -21,7 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, DataFile, Written
-from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.errors import SinkError, TableMismatchError, TransformFailedError
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.log import Head, Log
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Sink
@@ -744,10 +744,10 @@ def _failed_call(make: Callable[[], FunctionUnderTest]) -> None:
     function.fail()
     try:
         _function_commit(function, sink, 1, written)
-    except SinkError:
+    except TransformFailedError:
         pass
     else:
-        raise AssertionError("a call of the function that fails is no SinkError")
+        raise AssertionError("a call of the function that fails is no TransformFailedError")
     _function_commit(function, sink, 1, written)
     _require(set(function.ids()) == {1}, f"after a repeated call, it got {function.ids()}")
 

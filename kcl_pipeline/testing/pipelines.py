@@ -21,6 +21,7 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pipeline import KinesisPipeline, sink_address
+from kcl_pipeline.pipeline.output import PipelineSink
 from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY
 from kcl_pipeline.testing.failures import FailingKinesis, FailingSink, Failures, WorkerProcess
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
@@ -60,17 +61,17 @@ class PipelineTest:
     """A pipeline with its streams, tables and workers in one test. A context manager.
 
     The transform, the batches, the leases and the commits are those of production. Kinesis and
-    DynamoDB are in memory. The Delta table is in a temporary folder. Times such as the failover
-    time are short.
+    DynamoDB are in memory. The Delta table, or the dead-letter table of a function, is in a
+    temporary folder. The function of a sink is called. Times such as the failover time are short.
 
     Args:
-        pipeline: The pipeline, with a `DeltaSink`. It is not changed.
+        pipeline: The pipeline. It is not changed.
         shards: Number of shards of each stream.
         record_distribution: `AUTO`: the streams take records without a partition key, and choose
             the shard of each record themselves.
 
     Raises:
-        SettingsError: The sink is not a `DeltaSink`.
+        SettingsError: The pipeline selects its streams.
     """
 
     pipeline: KinesisPipeline
@@ -87,18 +88,16 @@ class PipelineTest:
         shards: int = 1,
         record_distribution: Literal["AUTO", "USER_PARTITION_KEY"] = USER_PARTITION_KEY,
     ) -> None:
-        if not isinstance(pipeline.sink, DeltaSink):
-            raise SettingsError(
-                "PipelineTest needs a pipeline with a DeltaSink. Call the function of a "
-                "ForeachBatchSink in the test instead."
-            )
         self._folder = tempfile.TemporaryDirectory(prefix="kcl-test-")
-        sink = replace(
-            pipeline.sink,
-            uri=str(Path(self._folder.name) / "table"),
-            dead_letter_uri=None,
-            storage_options={},
-        )
+        self._dead_letters: str | None
+        self._uri = str(Path(self._folder.name) / "table")
+        sink: PipelineSink
+        if isinstance(pipeline.sink, DeltaSink):
+            self._dead_letters = f"{self._uri}_dead_letters"
+            sink = replace(pipeline.sink, uri=self._uri, dead_letter_uri=None, storage_options={})
+        else:
+            self._dead_letters = pipeline.sink.dead_letter_uri and f"{self._uri}_dead_letters"
+            sink = replace(pipeline.sink, dead_letter_uri=self._dead_letters, storage_options={})
         if pipeline.settings.selects_streams:
             raise SettingsError(
                 "PipelineTest creates the streams itself. Write streams=['orders'] in the test: "
@@ -108,7 +107,6 @@ class PipelineTest:
             pipeline, sink=sink, settings_overrides=_merged(pipeline.settings_overrides, _FAST)
         )
         self.events = EventLog()
-        self._sink = sink
         self._clock = SystemClock()
         self.kinesis = KinesisModel(self._clock)
         for stream in pipeline.settings.streams:
@@ -206,12 +204,12 @@ class PipelineTest:
         self._failures.plan(operation, applied=applied)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows of the table. Their order is not defined."""
-        return _rows(self._sink.uri)
+        """Return all rows of the table of a `DeltaSink`. Their order is not defined."""
+        return _rows(self._uri)
 
     def dead_letters(self) -> list[dict[str, Any]]:
         """Return all dead letters. Their order is not defined."""
-        return _rows(self._sink.dead_letters)
+        return _rows(self._dead_letters) if self._dead_letters else []
 
     def _worker(self, process: WorkerProcess) -> Worker:
         self._workers += 1
@@ -255,7 +253,8 @@ class PipelineTest:
                 ),
                 run_id=f"{name}-run",
                 idle_seconds=0.01,
-                sink_address=sink_address(self._sink),
+                sink_address=sink_address(self.pipeline.sink),
+                takes_dead_letters=output.takes_dead_letters,
                 memory=memory,
             ),
         )

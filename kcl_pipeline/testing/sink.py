@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.errors import SinkError, TableMismatchError, TransformFailedError
 from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
@@ -354,12 +354,12 @@ class InMemoryFunction:
         fault = self.faults("commit", tuple(entry.key for entry in entries))
         self._time.sleep(self._latency)
         if fault is SinkFault.FAIL:
-            raise SinkError("commit failed on demand")
+            raise TransformFailedError("the function failed on demand")
         version = len(self.table.log)
         self.table.append(LogEntry(version, written.files))
         self._time.sleep(self._latency)
         if fault is not None:
-            raise SinkError("the function failed on demand after it had written")
+            raise TransformFailedError("the function failed on demand after it had written")
         return CommitOutcome(version)
 
     def write_dead_letters(self, records: pa.Table) -> None:

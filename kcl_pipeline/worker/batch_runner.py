@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
@@ -52,7 +53,7 @@ class BatchRunner:
     them is committed alone.
 
     Args:
-        stop: Whether the worker stops. It ends a search for failing records.
+        stop: Whether the worker stops. It ends a search for failing records or shards.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class BatchRunner:
         self._stats = stats
         self._lag = lag
         self._limits = FailureLimits(parts.settings.batch, parts.takes_dead_letters)
+        self._is_stopped = stop
         self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
         self._commit = CommitSteps(
             lifecycle.commit,
@@ -98,8 +100,8 @@ class BatchRunner:
     def step(self) -> bool:
         """Process one batch, if the source has one.
 
-        A failing transform, and a table that its result does not fit, pause shards. They do not
-        raise.
+        A failing transform or function of the sink, and a table that a result does not fit, pause
+        shards. They do not raise.
 
         Returns:
             Whether there was a batch.
@@ -145,9 +147,7 @@ class BatchRunner:
                     write_dead_letters(self._parts, part.failed, batch.batch_id, consumers)
                     if part.batch.ranges:
                         written_millis = (self._parts.clock.monotonic() - began) * 1000
-                        self._part = part
-                        done = self._commit.run(part.batch, consumers, part.written)
-                        self._note_done(part, sourced, done, written_millis)
+                        self._commit_part(part, sourced, consumers, written_millis)
                     waiting -= {r.lease_key for r in part.batch.ranges}
                     began = self._parts.clock.monotonic()
         except (TableMismatchError, TransformFailedError) as error:
@@ -160,6 +160,40 @@ class BatchRunner:
             self._restart(waiting)
         except IsolationStoppedError:
             self._restart(waiting)
+
+    def _commit_part(
+        self,
+        part: SplitBatch,
+        sourced: SourcedBatch,
+        consumers: dict[str, ShardConsumer],
+        written_millis: float,
+    ) -> None:
+        """Commit a part. If the function of the sink fails on it, commit each shard alone.
+
+        A shard that the function fails on alone pauses, and is tried again later. Its records are
+        not tried one by one: a function that skips what it has already needs them in order, and
+        its error may be that of its store.
+        """
+        self._part = part
+        try:
+            done = self._commit.run(part.batch, consumers, part.written)
+        except TransformFailedError as error:
+            keys = [r.lease_key for r in part.batch.ranges]
+            if len(keys) == 1:
+                self._pause({keys[0]: str(error)}, consumers)
+                return
+            records_of = sourced.by_lease(lambda shard: shard.record_count)
+            for key in keys:
+                if self._is_stopped():
+                    raise IsolationStoppedError from error
+                alone = part.of(key, records_of[key])
+                if key in consumers:
+                    alone = replace(alone, written=self._write_again(alone.batch))
+                    self._commit_part(alone, sourced, consumers, written_millis)
+                else:  # Its lease was lost.
+                    self._note_done(alone, sourced, None, written_millis)
+        else:
+            self._note_done(part, sourced, done, written_millis)
 
     def _write_again(self, batch: Batch) -> Written:
         """Write the rest of the current part, after leases of it were lost.

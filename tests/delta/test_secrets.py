@@ -24,9 +24,9 @@ from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.delta.storage.object_store import ObjectStorage
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.errors import SettingsError, SinkError
+from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.spark.executors import _task_writer
-from kcl_pipeline.spark.foreach import ForeachBatchSink
 
 SECRET = "hXq81tZsTopSecret/+"
 OPTIONS = {

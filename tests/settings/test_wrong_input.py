@@ -203,7 +203,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     # sink, transforms, workers, Spark
     ({"sink": "lake/x"}, "sink='lake/x' is a string. Write sink=DeltaSink('lake/x')."),
     ({"sink": None}, "sink=None is not a sink. Write sink=DeltaSink("),
-    ({"sink": DeltaSink}, "is a class or function. Write sink=ForeachBatchSink(function) or"),
+    ({"sink": DeltaSink}, "is a class or function. Write sink=ForeachArrowSink(function) or"),
     (
         {"transform_arrow": "parse"},
         (

@@ -9,8 +9,8 @@ import pytest
 
 from kcl_pipeline import CheckLimits, DeltaSink, KinesisPipeline
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.spark.data_source.options import parse_options
-from kcl_pipeline.spark.foreach import ForeachBatchSink
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
+from kcl_pipeline.foreach import BatchIdentity, ForeachBatchSink
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import FOLDER
 from kcl_pipeline.sinks.sink import CommitOutcome
 from kcl_pipeline.sinks.stored import NOTHING_STORED
-from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink
+from kcl_pipeline.spark.foreach import ForeachBatch
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.testing.conformance import FunctionUnderTest, SinkCase, at_least_once_cases
 from tests.support.announcing import announce
@@ -108,7 +109,7 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
     assert not each.stores_positions
     entries = [entry("shard-1", 7)]
     assert each.commit(found.table_id, written_, entries) == CommitOutcome(1)
-    assert seen == [([2], BatchIdentity("b1", batch.ranges))]
+    assert seen == [([2], BatchIdentity(batch.ranges))]
     assert each.commit(found.table_id, each.write(batch), entries) == CommitOutcome(2)
     assert len(seen) == 2, "at least once: a batch that is processed again is passed again"
     assert each.positions(["shard-1"]) == found
@@ -132,7 +133,7 @@ def test_failures_of_the_transform_and_of_the_function_are_told_apart(
     with pytest.raises(TransformFailedError, match="CAST_INVALID_INPUT"):
         each.write(orders(b"x"))
     batch = each.write(orders(b"5"))
-    with pytest.raises(SinkError, match=r"ConnectionError: store is down$"):
+    with pytest.raises(TransformFailedError, match=r"ConnectionError: store is down$"):
         each.commit("function", batch, [entry("shard-1", 4)])
     assert each.commit("function", batch, [entry("shard-1", 4)]) == CommitOutcome(1)
     assert calls == [1, 1]

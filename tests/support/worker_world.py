@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.foreach import ForeachArrow, ForeachArrowSink
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.stored_shards import SinkShards
@@ -51,7 +52,8 @@ LEAD_SECONDS = 0.25
 
 class World:
     """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs.
-    `is_function`: the sink is a function, which stores no positions.
+    `is_function`: the sink is a function, which stores no positions. `function`: it is this one, by
+    a `ForeachArrowSink`.
     """
 
     sink_address: str | None = None
@@ -66,9 +68,11 @@ class World:
         parallel=False,
         buffered=False,
         is_function=False,
+        function=None,
         **settings,
     ):
-        self.is_function = is_function
+        self.is_function = is_function or function is not None
+        self.function = function
         self.metric, self.parallel, self.buffered = metric, parallel, buffered
         self.clock = VirtualClock()
         self.model = KinesisModel(self.clock)
@@ -120,6 +124,9 @@ class World:
         return InMemorySink(self.table, clock=self.clock, application="orders")
 
     def make_worker(self, name="w-1", run_id=None, events=None):
+        writer, sink = self.writer, self.make_sink()
+        if self.function is not None:
+            writer = sink = ForeachArrow(ForeachArrowSink(self.function))
         parts = WorkerDependencies(
             worker_id=name,
             settings=self.settings,
@@ -127,8 +134,8 @@ class World:
             worker_table=self.rows,
             coordinator_table=self.coordinator,
             kinesis=self.kinesis,
-            writer=self.writer,
-            sink=self.make_sink(),
+            writer=writer,
+            sink=sink,
             clock=self.clock,
             rng=random.Random(name),
             events=events or self.events.append,

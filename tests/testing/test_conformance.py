@@ -19,6 +19,7 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.table_log import DeltaTableLog
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.foreach import BatchIdentity, ForeachArrow, ForeachArrowSink
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.conformance import (
@@ -141,9 +142,39 @@ class Function:
         self._faults.append(SinkFault.FAIL)
 
 
+class ArrowFunction:
+    """A `ForeachArrowSink` under test: the function collects the ids."""
+
+    def __init__(self) -> None:
+        self._got: list[int] = []
+        self._fails = False
+
+    def _function(self, rows: pa.Table, _identity: BatchIdentity) -> None:
+        if self._fails:
+            self._fails = False
+            raise ConnectionError("the store is down on demand")
+        self._got.extend(rows["id"].to_pylist())
+
+    def open(self) -> ForeachArrow:
+        self._sink = ForeachArrow(ForeachArrowSink(self._function))
+        return self._sink
+
+    def stage(self, rows: pa.Table) -> Written:
+        return self._sink.write(Batch("b", (), rows))
+
+    def ids(self) -> list[int]:
+        return self._got
+
+    def fail(self) -> None:
+        self._fails = True
+
+
+@pytest.mark.parametrize("make", [Function, ArrowFunction])
 @pytest.mark.parametrize("case", at_least_once_cases(), ids=str)
-def test_a_function_in_memory(case: SinkCase[FunctionUnderTest]) -> None:
-    case.run(Function)
+def test_a_function(
+    case: SinkCase[FunctionUnderTest], make: Callable[[], FunctionUnderTest]
+) -> None:
+    case.run(make)
 
 
 # -- sinks that are wrong

@@ -11,7 +11,9 @@ import pytest
 import kcl_pipeline.testing as kit
 from kcl_pipeline import (
     RECORD_SCHEMA,
+    BatchIdentity,
     DeltaSink,
+    ForeachArrowSink,
     ForeachBatchSink,
     KinesisPipeline,
     LeaseGained,
@@ -194,7 +196,78 @@ def test_wrong_arguments():
             test.run_and_crash(after="write_dead_letters")
 
 
-def test_a_foreach_batch_sink_is_refused():
-    given = KinesisPipeline("orders", ["orders"], ForeachBatchSink(lambda frame, identity: None))
-    with pytest.raises(SettingsError, match="needs a pipeline with a DeltaSink"):
-        PipelineTest(given)
+class Store:
+    """A user's function. It keeps the texts of its calls."""
+
+    def __init__(self):
+        self.calls: list[list[str]] = []
+        self.keys: list[str] = []
+
+    def __call__(self, rows: pa.Table, identity: BatchIdentity) -> None:
+        self.calls.append(rows["text"].to_pylist())
+        self.keys.append(identity.key)
+
+
+def function_pipeline(store: Store, **sink) -> KinesisPipeline:
+    return KinesisPipeline(
+        "orders", ["orders"], ForeachArrowSink(store, **sink), transform_arrow=parse
+    )
+
+
+def test_a_function_end_to_end():
+    store = Store()
+    with PipelineTest(function_pipeline(store, dead_letter_uri="s3://nowhere/dead")) as test:
+        test.put("a", "bad", "b")
+        summary = test.run()
+        assert (summary.reason, summary.total.records) == ("drained", 3)
+        assert summary.total.table_version is None
+        assert [letter["data"] for letter in test.dead_letters()] == [b"bad"]
+        test.put("bad")
+        test.run()
+        assert store.calls == [["a", "b"]], "it is not called without rows"
+        assert test.rows() == []
+
+
+def test_a_dead_letter_without_a_table_pauses_the_shard():
+    store = Store()
+    with PipelineTest(function_pipeline(store)) as test:
+        test.put("bad", "a")
+        summary = test.run()
+        assert summary.reason == "failed"
+        assert "no dead_letter_uri" in summary.error
+        assert (store.calls, test.dead_letters()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("when", "calls"), [({"before": "commit"}, 1), ({"after": "commit"}, 2)], ids=str
+)
+def test_a_function_after_a_crash(when, calls):
+    """The checkpoint follows the function: a crash between the two repeats one batch."""
+    store = Store()
+    with PipelineTest(function_pipeline(store)) as test:
+        test.put("a", "b")
+        test.run_and_crash(**when)
+        test.run()
+        assert store.calls == [["a", "b"]] * calls
+        assert len(set(store.keys)) == 1
+        test.put("c")
+        test.run()
+        assert store.calls[calls:] == [["c"]], "the checkpoint has the first batch"
+
+
+def test_a_function_on_spark():
+    texts = []
+
+    def write(frame, _identity):
+        texts.extend(row.text for row in frame.collect())
+
+    given = KinesisPipeline(
+        "orders",
+        ["orders"],
+        ForeachBatchSink(write),
+        transform=lambda frame: frame.selectExpr("cast(data as string) text"),
+    )
+    with PipelineTest(given) as test:
+        test.put("a", "b")
+        assert test.run().reason == "drained"
+    assert texts == ["a", "b"]

@@ -143,7 +143,7 @@ def _sink(sink: Any, into: str | None) -> Any:
         return sink
     if not isinstance(sink, DeltaSink):
         raise SettingsError(
-            "--into needs a DeltaSink, because the function of a ForeachBatchSink chooses its "
+            f"--into needs a DeltaSink: the function of the {type(sink).__name__} chooses its "
             "table; write --in-place"
         )
     if table_root(into) in (table_root(sink.uri), table_root(sink.dead_letters)):

@@ -52,7 +52,7 @@ class ReplayPlan:
         record: What is replayed.
         streams: Names or ARNs of the streams.
         is_continued: Whether it was begun before.
-        table: Address of the table. None: the function of a `ForeachBatchSink` chooses it.
+        table: Address of the table. None: a function as the sink chooses it.
         letters: The dead letters. None: records of the streams are replayed.
     """
 

@@ -30,6 +30,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.config.model import StrictSettings
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.foreach import ForeachArrowSink, ForeachBatchSink
 from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.orchestration.component.descriptions import (
     argument_descriptions,
@@ -40,7 +41,6 @@ from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.pipeline.arguments import Fleet
 from kcl_pipeline.settings_errors import is_secret
-from kcl_pipeline.spark.foreach import ForeachBatchSink
 from kcl_pipeline.stream_config import StreamConfig, StreamSelector
 
 TEMPLATE: Final = "template"
@@ -88,8 +88,8 @@ def _sink(**forms: Any) -> Any:
     if len(given) != 1:
         written = ", ".join(forms) or "nothing"
         raise SettingsError(
-            f"sink has {written}. Write one of delta (a DeltaSink) and foreach_batch "
-            "(a ForeachBatchSink)."
+            f"sink has {written}. Write one of delta (a DeltaSink), foreach_arrow (a "
+            "ForeachArrowSink) and foreach_batch (a ForeachBatchSink)."
         )
     return given[0]
 
@@ -102,8 +102,12 @@ def component_attributes() -> type[Attributes]:
         "The sink, in one of its forms.",
         _sink,
         delta=(_of_class(DeltaSink) | None, Field(None, description=_summary(DeltaSink))),
+        foreach_arrow=(
+            _of_class(ForeachArrowSink) | None,
+            Field(None, description=_summary(ForeachArrowSink)),
+        ),
         foreach_batch=(
-            _of_class(ForeachBatchSink) | None,
+            _of_class(ForeachBatchSink, function=Reference) | None,
             Field(None, description=_summary(ForeachBatchSink)),
         ),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from kcl_pipeline.batch import dead_letter_address
+from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.orchestration.assets.access import PipelineResources
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.assets.names import (
@@ -36,9 +37,7 @@ def build_output_asset(
         key=names.output,
         deps=[names.selected_streams] if names.selects_streams else list(names.streams_keys),
         group_name=group_of(names, options),
-        kinds={"kinesis", "spark", "deltalake"}
-        if pipeline.transform is not None
-        else {"kinesis", "arrow", "deltalake"},
+        kinds=_kinds(pipeline),
         owners=list(options.owners),
         tags=dict(options.tags),
         metadata=metadata,
@@ -49,8 +48,7 @@ def build_output_asset(
             f"{', '.join(f'`{s}`' for s in names.streams)}. A materialization runs one worker "
             "that reads up to the current end of every shard, commits, and stops. "
             f"The sensor `{names.leader_sensor}` keeps continuous workers running, as runs of "
-            f"`{names.consume_job}`. Each record is in the table exactly once, with any number "
-            "of workers. "
+            f"`{names.consume_job}`. {_guarantee(pipeline)}, with any number of workers. "
             "The values below are those of the last period in which data was committed, with its "
             "time. While nothing arrives, the plots go on, and the check `lag_below_threshold` "
             "says since when nothing has arrived, and whether records wait."
@@ -72,6 +70,19 @@ def build_output_asset(
             yield dg.MaterializeResult(metadata=landed)
 
     return drain
+
+
+def _kinds(pipeline: PipelineLike) -> set[str]:
+    sink = pipeline.sink
+    has_frames = pipeline.transform is not None or isinstance(sink, ForeachBatchSink)
+    table = {"deltalake"} if table_uri(sink) else set[str]()
+    return {"kinesis", "spark" if has_frames else "arrow"} | table
+
+
+def _guarantee(pipeline: PipelineLike) -> str:
+    if table_uri(pipeline.sink):
+        return "Each record is in the table exactly once"
+    return "The function of the sink gets each record at least once"
 
 
 def build_consume_job(

@@ -33,6 +33,12 @@ class SplitBatch:
     failed: Mapping[str, pa.Table] = field(default_factory=dict)
     paused: Mapping[str, str] = field(default_factory=dict)
 
+    def of(self, lease_key: str, records: int) -> SplitBatch:
+        """Return the part of one lease, with this number of records. It must be written again."""
+        batch = _only(self.batch, [lease_key])
+        failed = {lease_key: self.failed[lease_key]} if lease_key in self.failed else {}
+        return SplitBatch(batch, NOTHING_WRITTEN, records, failed)
+
 
 class FailureIsolation:
     """Split batches that the transform fails on, and write their parts.

@@ -12,6 +12,7 @@ from kcl_pipeline import (
     CheckLimits,
     DeltaSink,
     Fleet,
+    ForeachArrowSink,
     ForeachBatchSink,
     KinesisPipeline,
     KinesisPipelineComponent,
@@ -160,14 +161,16 @@ def test_streams_that_are_selected(project, streams, expected):  # noqa: F811
     assert (found() if callable(found) else found) == expected
 
 
-def test_a_function_as_sink(project):  # noqa: F811
+@pytest.mark.parametrize("kind", [ForeachArrowSink, ForeachBatchSink])
+def test_a_function_as_sink(project, kind):  # noqa: F811
+    form = {ForeachArrowSink: "foreach_arrow", ForeachBatchSink: "foreach_batch"}[kind]
     text = SMALL.format(name="orders").replace(
         "delta: {uri: lake/orders}",
-        "foreach_batch: {function: 'PACKAGE.functions:write', dead_letter_uri: lake/dead}",
+        f"{form}: {{function: 'PACKAGE.functions:write', dead_letter_uri: lake/dead}}",
     )
     project.write("orders", text)
     sink = project.component("orders").pipeline.sink
-    assert isinstance(sink, ForeachBatchSink)
+    assert isinstance(sink, kind)
     assert (sink.function.__name__, sink.dead_letter_uri) == ("write", "lake/dead")
 
 

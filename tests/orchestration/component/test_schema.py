@@ -15,6 +15,7 @@ from kcl_pipeline import (
     ConsumerSettings,
     DeltaSink,
     Fleet,
+    ForeachArrowSink,
     ForeachBatchSink,
     KinesisPipeline,
     KinesisPipelineComponent,
@@ -69,7 +70,16 @@ def test_the_attributes_are_the_arguments_in_python():
 
 
 @pytest.mark.parametrize(
-    "cls", [CheckLimits, DeltaSink, Fleet, ForeachBatchSink, StreamConfig, StreamSelector]
+    "cls",
+    [
+        CheckLimits,
+        DeltaSink,
+        Fleet,
+        ForeachArrowSink,
+        ForeachBatchSink,
+        StreamConfig,
+        StreamSelector,
+    ],
 )
 def test_a_group_has_the_fields_of_its_class(cls):
     assert properties(f"{cls.__name__}Attributes") == {f.name for f in dataclasses.fields(cls)}

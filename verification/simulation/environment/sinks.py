@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
@@ -114,7 +114,7 @@ class NotedSink(InMemorySink):
 
 
 class StoreSink:
-    """A user's own store behind a function, as `spark.foreach.ForeachBatch` calls it.
+    """A user's own store behind a function, as `foreach.FunctionCalls` calls it.
 
     It stores no positions, so a paused writer is not refused.
     """
@@ -140,7 +140,7 @@ class StoreSink:
         """Do nothing; the function has its own store."""
 
     def positions(self, keys: Sequence[str]) -> Positions:
-        """See `ForeachBatch.positions`."""
+        """See `FunctionCalls.positions`."""
         return Positions("function", dict.fromkeys(keys, NOTHING_STORED))
 
     def commit(
@@ -160,7 +160,7 @@ class StoreSink:
         if fault is not None:
             self._table.checks.excuse(*names)
         if fault in (SinkFault.FAIL, SinkFault.LOSE_RACE):
-            raise SinkError("the function failed on demand")
+            raise TransformFailedError("the function failed on demand")
         positions = {f"app/{entry.key}": entry.becomes for entry in entries}
         # A paused writer is not refused, so records that the lease's new owner reads again come
         # twice. If two processes share an id, the row does not show which one is the owner.
@@ -176,12 +176,12 @@ class StoreSink:
         )
         if fault is SinkFault.LAND_LATE:
             self._table.promised.append((written.files, positions, begun))
-            raise SinkError("the function timed out on demand; its rows are under way")
+            raise TransformFailedError("the function timed out on demand; its rows are under way")
         with self._table.checks.begun_at(begun):
             self._table.append(LogEntry(self._table.version + 1, written.files, positions))
         self._clock.sleep(self._latency)
         if fault is SinkFault.LAND_AND_FAIL:
-            raise SinkError("the function timed out on demand; its rows are there")
+            raise TransformFailedError("the function timed out on demand; its rows are there")
         return CommitOutcome(self._table.version)
 
     def write_dead_letters(self, records: pa.Table) -> None:
