@@ -180,7 +180,6 @@ class FunctionCalls(Generic[Rows]):
     Args:
         settings: The sink.
         function: Its function.
-        application_name: Name of the application, for its dead letters.
         line: Describes an error of the function in one line.
     """
 
@@ -190,12 +189,10 @@ class FunctionCalls(Generic[Rows]):
         self,
         settings: FunctionSink,
         function: Callable[[Rows, BatchIdentity], object],
-        application_name: str,
         line: Callable[[Exception], str] = error_line,
     ) -> None:
         self._settings = settings
         self._function = function
-        self._application = application_name
         self._line = line
         self._dead_letters: DeadLetterTable | None = None
         self._kept: _Kept[Rows] | None = None
@@ -279,9 +276,7 @@ class FunctionCalls(Generic[Rows]):
             )
         if self._dead_letters is None:
             table = DeltaSink(settings.dead_letter_uri, storage_options=settings.storage_options)
-            self._dead_letters = DeadLetterTable(
-                table, self._application, SystemClock(), random.SystemRandom()
-            )
+            self._dead_letters = DeadLetterTable(table, SystemClock(), random.SystemRandom())
         self._dead_letters.append(records)
 
 
@@ -291,7 +286,6 @@ class ForeachArrow(FunctionCalls[pa.Table]):
     Args:
         sink: The settings.
         transform_arrow: Gets the records and returns a table; None passes the records unchanged.
-        application_name: Name of the application, for its dead letters.
         memory: Counts the result until the function has returned. None: it is not counted.
     """
 
@@ -299,10 +293,9 @@ class ForeachArrow(FunctionCalls[pa.Table]):
         self,
         sink: ForeachArrowSink,
         transform_arrow: ArrowTransform | None = None,
-        application_name: str = "",
         memory: MemoryBudget | None = None,
     ) -> None:
-        super().__init__(sink, sink.function, application_name)
+        super().__init__(sink, sink.function)
         self._transform = transform_arrow
         self._memory = memory
 

@@ -42,7 +42,7 @@ class DeltaCommitter(TableSink):
         super().__init__(
             log,
             application_name,
-            dead_letters=DeadLetterTable(dead_letters, application_name, clock, rng).append,
+            dead_letters=DeadLetterTable(dead_letters, clock, rng).append,
             announcements=AnnouncementStore(log.storage, events) if sink.combined_commits else None,
             clock=clock,
             rng=rng,

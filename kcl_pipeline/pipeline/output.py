@@ -68,11 +68,11 @@ class PipelineOutput:
                     f"{type(sink).__name__}. Write fetch_on='driver'."
                 )
             if isinstance(sink, ForeachArrowSink):
-                arrow = ForeachArrow(sink, self.transform_arrow, self.name, memory)
+                arrow = ForeachArrow(sink, self.transform_arrow, memory)
                 return arrow, arrow, None
             from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
 
-            both = ForeachBatch(self._session(session_factory), sink, self.transform, self.name)
+            both = ForeachBatch(self._session(session_factory), sink, self.transform)
             return both, both, None
         committer = DeltaCommitter(sink, self.name, events=events)
         if self.transform is None:

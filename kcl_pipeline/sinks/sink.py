@@ -118,10 +118,10 @@ class Sink(Protocol):
         """
 
     def write_dead_letters(self, records: pa.Table) -> None:
-        """Append failed records to the dead-letter table, unless the table has them already.
+        """Append failed records to the dead-letter table.
 
-        A record is identified by `lease_key`, `sequence_number` and `sub_sequence_number`, so a
-        batch may be repeated, also with another end.
+        A batch that is repeated, also with another end, appends them again. Readers take one row of
+        each record.
 
         Args:
             records: `RECORD_SCHEMA` and at least the columns `lease_key` and `error`.

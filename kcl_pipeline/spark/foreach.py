@@ -30,9 +30,8 @@ class ForeachBatch(FunctionCalls[DataFrame]):
         session: SparkSession,
         sink: ForeachBatchSink,
         transform: SparkTransform | None = None,
-        application_name: str = "",
     ) -> None:
-        super().__init__(sink, sink.function, application_name, spark_line)
+        super().__init__(sink, sink.function, spark_line)
         self._session = session
         self._transform = transform
         self._probe = SparkProbe(

@@ -106,17 +106,6 @@ class MemoryTable:
         found = [one for key, one in self.positions.items() if key.endswith(f"/{shard_id}")]
         return found[-1] if found else NOTHING_STORED
 
-    def new_dead_letters(self, records: pa.Table) -> pa.Table:
-        """Select the records that are not among the dead letters yet, by lease and position."""
-        names = ["lease_key", "sequence_number", "sub_sequence_number"]
-        if not set(names) <= set(records.column_names):
-            return records
-        kept = [table for table in self.dead_letters if set(names) <= set(table.column_names)]
-        known = {tuple(row.values()) for table in kept for row in table.select(names).to_pylist()}
-        rows = records.select(names).to_pylist()
-        new = [number for number, row in enumerate(rows) if tuple(row.values()) not in known]
-        return records.take(pa.array(new, pa.int64()))
-
     def land_late(self) -> int:
         """Commit the entries of `LAND_LATE` calls and return how many were committed.
 
@@ -296,9 +285,7 @@ class InMemorySink(TableSink):
         self._pass_time()
 
     def _keep(self, records: pa.Table) -> None:
-        new = self.table.new_dead_letters(records)
-        if new.num_rows:
-            self.table.dead_letters.append(new)
+        self.table.dead_letters.append(records)
 
     def _before(self, operation: str, keys: tuple[str, ...]) -> SinkFault | None:
         fault = self.faults(operation, keys)
@@ -364,9 +351,7 @@ class InMemoryFunction:
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """See `Sink.write_dead_letters`."""
-        new = self.table.new_dead_letters(records)
-        if new.num_rows:
-            self.table.dead_letters.append(new)
+        self.table.dead_letters.append(records)
 
 
 @lru_cache(maxsize=100)

@@ -100,8 +100,8 @@ def upkeep_ended(log: DeltaLog, timeout_seconds: float) -> bool:
     return running is None or not wait([running], timeout_seconds).not_done
 
 
-def dead_letter_table(uri: str, application: str = "app") -> DeadLetterTable:
-    return DeadLetterTable(DeltaSink(uri), application, NoWait(), random.Random(1))
+def dead_letter_table(uri: str) -> DeadLetterTable:
+    return DeadLetterTable(DeltaSink(uri), NoWait(), random.Random(1))
 
 
 def written(uri: str, *ids: int, **more: pa.Array) -> Written:
