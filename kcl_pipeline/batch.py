@@ -57,6 +57,8 @@ class DataFile:
         rows: Number of rows.
         partition_values: Values of the partition columns as strings; None is null.
         modified_millis: Modification time in epoch milliseconds.
+        statistics: Minima, maxima and numbers of nulls of its columns, in the form of the table's
+            format. Empty: unknown.
     """
 
     path: str
@@ -64,6 +66,7 @@ class DataFile:
     rows: int
     partition_values: Mapping[str, str | None] = field(default_factory=dict)
     modified_millis: int = 0
+    statistics: str = ""
 
 
 @dataclass(frozen=True, slots=True)

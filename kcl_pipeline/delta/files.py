@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.delta.errors import first_line
+from kcl_pipeline.delta.statistics import file_statistics
 from kcl_pipeline.delta.storage.storage import Storage
 from kcl_pipeline.errors import SinkError
 
@@ -137,8 +138,8 @@ def split_by(
         yield values, rest.take(pa.array(order[begin:end]))
 
 
-def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
-    """Write the table as a Parquet file and return its size in bytes.
+def write_parquet(table: pa.Table, into: pa.NativeFile) -> tuple[int, str]:
+    """Write the table as a Parquet file; return its size in bytes and its statistics.
 
     Binary columns and sequence numbers get no dictionary, because their values rarely repeat.
     """
@@ -148,6 +149,7 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
         if field.name != "sequence_number"
         for path in _paths_with_dictionary(field.name, field.type)
     ]
+    footers: list[pq.FileMetaData] = []
     row_bytes = max(int(table.nbytes) // max(int(table.num_rows), 1), 1)
     pq.write_table(
         table,
@@ -158,8 +160,9 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
         store_schema=False,
         data_page_size=_PAGE_BYTES,
         write_batch_size=max(min(_ENCODED_BYTES // row_bytes, _MAX_ENCODED_ROWS), 1),
+        metadata_collector=footers,
     )
-    return int(into.tell())
+    return int(into.tell()), file_statistics(table, footers[0])
 
 
 def _paths_with_dictionary(path: str, kind: pa.DataType) -> list[str]:
@@ -198,8 +201,8 @@ def write_table(
         path = f"{folder}/{partition_folders(values)}{part}-{number:05d}.parquet"
         try:
             with storage.create(path) as stream:
-                size = write_parquet(rows, stream)
+                size, statistics = write_parquet(rows, stream)
         except OSError as error:
             raise SinkError(f"could not write {path}: {first_line(error)}") from error
-        files.append(DataFile(path, size, rows.num_rows, values, modified_millis))
+        files.append(DataFile(path, size, rows.num_rows, values, modified_millis, statistics))
     return tuple(files)

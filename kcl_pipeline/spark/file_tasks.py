@@ -26,6 +26,7 @@ _FILE_FIELDS: Final = (
     pa.field("size", pa.int64()),
     pa.field("rows", pa.int64()),
     pa.field("partition_values", pa.string()),
+    pa.field("statistics", pa.string()),
 )
 _REPORT: Final = pa.schema([*_FILE_FIELDS, *(f.with_nullable(True) for f in REJECTED_SCHEMA)])
 """A row of a task's report: a file, or a rejected row if `path` is null.
@@ -62,7 +63,14 @@ class FileTask:
                 raise failed_result(row.partition_values)
         millis = self._modified_millis
         files = [
-            DataFile(one.path, one.size, one.rows, json.loads(one.partition_values), millis)
+            DataFile(
+                one.path,
+                one.size,
+                one.rows,
+                json.loads(one.partition_values),
+                millis,
+                one.statistics,
+            )
             for one in reports
             if one.path is not None
         ]
@@ -82,7 +90,7 @@ class FileTask:
                 # Not raised, because Spark would repeat the task.
                 for _ in batches:  # Spark does not use the process again if rows are left
                     pass
-                yield from _reported(_file_rows([("", 0, 0, error.detail)]))
+                yield from _reported(_file_rows([("", 0, 0, error.detail, "")]))
                 return
             if rejected is not None:
                 yield from _reported(rejected)
@@ -90,7 +98,13 @@ class FileTask:
 
     def _write(self, rows: pa.Table, part: str) -> pa.Table:
         return _file_rows(
-            (file.path, file.size, file.rows, json.dumps(dict(file.partition_values)))
+            (
+                file.path,
+                file.size,
+                file.rows,
+                json.dumps(dict(file.partition_values)),
+                file.statistics,
+            )
             for file in write_table(
                 table_storage(self._root, self._options),
                 self._folder,
@@ -118,7 +132,7 @@ def in_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(piece)
 
 
-def _file_rows(files: Iterable[tuple[str, int, int, str]]) -> pa.Table:
+def _file_rows(files: Iterable[tuple[str, int, int, str, str]]) -> pa.Table:
     schema = pa.schema(_FILE_FIELDS)
     rows = [dict(zip(schema.names, file, strict=True)) for file in files]
     return pa.Table.from_pylist(rows, schema=schema)

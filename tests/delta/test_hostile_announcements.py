@@ -152,6 +152,7 @@ FIELDS = [
     "files.0.rows",
     "files.0.partitionValues",
     "files.0.modifiedMillis",
+    "files.0.statistics",
     "entries.0.key",
     "entries.0.expected",
     "entries.0.becomes",
@@ -165,6 +166,8 @@ FIELDS = [
 
 VALID = [
     ("files.0.partitionValues", {}),
+    ("files.0.statistics", "x"),
+    ("files.0.statistics", ""),
     ("entries.0.key", "x"),
     ("entries.0.becomes.sequenceNumber", None),
 ]

@@ -44,6 +44,7 @@ from kcl_pipeline.delta.log.restores import Restores
 from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
+from kcl_pipeline.delta.statistics import Indexed, indexed_columns, log_statistics
 from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SinkError
@@ -180,6 +181,14 @@ class DeltaLog:
         return TableLayout(digest, {name: schema.field(name).type for name in columns})
 
     @cached_property
+    def indexed(self) -> Indexed:
+        """The columns whose statistics go into the log."""
+        schema = self.schema
+        with delta_errors(f"could not read the metadata of {self.root}", self._options):
+            metadata = self._table.metadata()
+            return indexed_columns(schema, metadata.partition_columns, metadata.configuration)
+
+    @cached_property
     def table_id(self) -> str:
         """The id of the table, which no other table has."""
         self._catch_up()
@@ -306,7 +315,7 @@ class DeltaLog:
                     dict(file.partition_values),
                     file.modified_millis,
                     data_change=True,
-                    stats=json.dumps({"numRecords": file.rows}),
+                    stats=log_statistics(file.rows, file.statistics, self.indexed),
                 )
                 for file in files
             ]
@@ -422,7 +431,7 @@ class DeltaLog:
             self._metadata_changed()
 
     def _metadata_changed(self) -> None:
-        for name in ("schema", "layout", "table_id"):
+        for name in ("schema", "layout", "indexed", "table_id"):
             self.__dict__.pop(name, None)
         self.metadata_changes += 1
 

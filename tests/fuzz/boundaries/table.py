@@ -79,6 +79,7 @@ def _announcement(random: Random) -> dict[str, Any]:
         "rows": 3,
         "partitionValues": random.choice(({}, days, {"day": values.text(random)[:40]})),
         "modifiedMillis": 99,
+        "statistics": random.choice(("", '{"minValues":{"id":1}}', values.text(random)[:200])),
     }
     number = random.choice((0, 0, 4, 2**63 - 1, 2**63, -1))
     one = {
@@ -214,7 +215,7 @@ def draw_folder(random: Random) -> list[dict[str, Any]]:
         content = _announcement(random)
         if random.random() < 0.3:
             content |= {"tableId": "t", "form": "d"}
-            content["files"] = [{**SOUND_FILE, "rows": 3, "modifiedMillis": 99}]
+            content["files"] = [{**SOUND_FILE, "rows": 3, "modifiedMillis": 99, "statistics": ""}]
             content["entries"] = [SOUND_ENTRY]
         kind = random.choice(("file",) * 6 + ("fifo", "link", "folder", "huge"))
         found.append({"name": name, "kind": kind, "body": raw_bytes(random, content)})
