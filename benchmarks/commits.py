@@ -8,8 +8,13 @@ writer committed must be in the log exactly once.
 `log_growth` measures how long a new reader takes to read the positions of 64 shards, and a single
 writer to commit, as the log grows. `one_by_one_ms` is the time of delta-rs for their transactions.
 
-    python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--versions 10 1000 3000]
-    [--json]
+With `--store s3` the tables are on the S3 of the embedded AWS: each request takes 20 ms more, and a
+few of them time out after their effect, are answered 503, or find expired credentials. A writer
+repeats a commit whose outcome is unknown, as a worker does. `ratio` compares the largest number of
+writers with the smallest one.
+
+    python -m benchmarks.commits [--store local] [--seconds 12] [--writers 1 4 16 32]
+    [--versions 10 1000 3000] [--json]
 """
 
 from __future__ import annotations
@@ -21,10 +26,12 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
 
+import boto3
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -32,6 +39,9 @@ from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import NOTHING_STORED
@@ -41,27 +51,53 @@ WAYS = ("alone", "combined")
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 
 
+BUCKET = "commits"
+LATENCY_SECONDS = 0.02
+FAULTS = (
+    FaultRule(service="s3", kind="delay", delay_seconds=LATENCY_SECONDS),
+    FaultRule(service="s3", kind="drop_after", probability=0.002),
+    FaultRule(service="s3", kind="throttle", probability=0.002),
+    FaultRule(service="s3", kind="deny", code="ExpiredToken", probability=0.001),
+)
+_MOST_ATTEMPTS = 50
+
+_Result = TypeVar("_Result")
+
+
+def repeated(call: Callable[[], _Result]) -> _Result:
+    """Call until the store works, as a worker does."""
+    for attempt in range(_MOST_ATTEMPTS):
+        try:
+            return call()
+        except SinkError:
+            time.sleep(min(0.05 * 2**attempt, 1.0))
+    return call()
+
+
 def write_until(
-    uri: str, worker: int, way: str, seconds: float, start: Any
+    uri: str, options: Mapping[str, str], worker: int, way: str, seconds: float, start: Any
 ) -> tuple[list[str], list[float]]:
     """Run one writer and return its committed files and the milliseconds of each commit."""
-    sink = DeltaCommitter(DeltaSink(uri, combined_commits=way != "alone"), "bench")
-    writer = ArrowBatchWriter(None, uri)
+    settings = DeltaSink(uri, storage_options=options, combined_commits=way != "alone")
+    sink = DeltaCommitter(settings, "bench")
+    writer = ArrowBatchWriter(None, uri, storage_options=options)
     rows = pa.table(
         {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
         schema=SCHEMA,
     )
-    found = sink.positions([f"{STREAM}/{worker}-{name}" for name in "xy"])
+    keys = [f"{STREAM}/{worker}-{name}" for name in "xy"]
+    found = repeated(lambda: sink.positions(keys))
     stored = dict(found.shards)
     start.wait()
     began, paths, millis, turn = time.perf_counter(), [], [], 0
     while time.perf_counter() - began < seconds:
         turn += 1
-        written = writer.write(Batch(f"{worker}-{turn}", (), rows))
+        batch = Batch(f"{worker}-{turn}", (), rows)
+        written = repeated(partial(writer.write, batch))
         end = Position(str(10**55 + turn))
         entries = [Entry(key, one, end) for key, one in stored.items()]
         before = time.perf_counter()
-        outcome = sink.commit(found.table_id, written, entries)
+        outcome = repeated(partial(sink.commit, found.table_id, written, entries))
         millis.append((time.perf_counter() - before) * 1000)
         if outcome.version is None:
             raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
@@ -74,21 +110,31 @@ def _child(queue: Any, *arguments: Any) -> None:
     queue.put(write_until(*arguments))
 
 
-def run_cell(uri: str, writers: int, way: str, seconds: float) -> dict[str, float]:
+def run_cell(
+    uri: str,
+    options: Mapping[str, str],
+    set_faults: Callable[[bool], None],
+    writers: int,
+    way: str,
+    seconds: float,
+) -> dict[str, float]:
     """Measure one cell of the result on a new table."""
-    DeltaCommitter(DeltaSink(uri), "bench").ensure(SCHEMA)
+    creator = DeltaCommitter(DeltaSink(uri, storage_options=options), "bench")
+    repeated(lambda: creator.ensure(SCHEMA))
     context = multiprocessing.get_context("spawn")
     queue, start = context.Queue(), context.Barrier(writers)
     processes = [
-        context.Process(target=_child, args=(queue, uri, worker, way, seconds, start))
+        context.Process(target=_child, args=(queue, uri, options, worker, way, seconds, start))
         for worker in range(writers)
     ]
+    set_faults(True)
     for process in processes:
         process.start()
     results = [queue.get(timeout=seconds + 300) for _ in processes]
     for process in processes:
         process.join(timeout=60)
-    added, biggest = read_log(Path(uri))
+    set_faults(False)
+    added, biggest = read_log(uri, options)
     promised = [path for paths, _ in results for path in paths]
     millis = sorted(value for _, values in results for value in values)
     return {
@@ -144,14 +190,17 @@ def _millis(call: Callable[..., object], *arguments: object) -> float:
     return (time.perf_counter() - before) * 1000
 
 
-def read_log(table: Path) -> tuple[Counter[str], int]:
+def read_log(uri: str, options: Mapping[str, str]) -> tuple[Counter[str], int]:
     """Return how often each file was added, and the highest number of files in one commit."""
     added: Counter[str] = Counter()
     biggest = 0
-    for entry in (table / "_delta_log").glob("*.json"):
+    storage = open_storage(table_root(uri), options)
+    for stored in storage.list("_delta_log"):
+        if not stored.path.endswith(".json"):
+            continue
         paths = [
             line["add"]["path"]
-            for text in entry.read_text().splitlines()
+            for text in storage.read(stored.path).splitlines()
             if "add" in (line := json.loads(text))
         ]
         added.update(paths)
@@ -159,19 +208,45 @@ def read_log(table: Path) -> tuple[Counter[str], int]:
     return added, biggest
 
 
+@contextmanager
+def tables_of(store: str) -> Iterator[tuple[str, dict[str, str], Callable[[bool], None]]]:
+    """Return the root of the tables, their storage options, and what turns the faults on or off."""
+    if store == "local":
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder, {}, lambda _: None
+        return
+    keys: Any = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    with EmbeddedAws() as aws:
+        boto3.client("s3", endpoint_url=aws.endpoint_url, **keys).create_bucket(Bucket=BUCKET)
+        options = {
+            "AWS_ENDPOINT_URL": aws.endpoint_url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+        }
+        yield (
+            f"s3://{BUCKET}",
+            options,
+            lambda are_on: aws.fault_rules.replace([*FAULTS] if are_on else []),
+        )
+
+
 def main() -> None:
     """Print the results as a table, or as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", choices=("local", "s3"), default="local")
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--versions", type=int, nargs="*", default=[10, 1000, 3000])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results: dict[str, Any] = {way: {} for way in WAYS}
-    with tempfile.TemporaryDirectory() as folder:
+    with tables_of(arguments.store) as (root, options, set_faults):
         for writers in arguments.writers:
-            for way in WAYS:
-                cell = run_cell(f"{folder}/{way}-{writers}", writers, way, arguments.seconds)
+            for way in WAYS if arguments.store == "local" else WAYS[1:]:
+                uri = f"{root}/{way}-{writers}"
+                cell = run_cell(uri, options, set_faults, writers, way, arguments.seconds)
                 results[way][str(writers)] = cell
                 if not arguments.json:
                     print(
@@ -179,8 +254,8 @@ def main() -> None:
                         + ", ".join(f"{key} {value}" for key, value in cell.items()),
                         flush=True,
                     )
-        if arguments.versions:
-            growth = results["log_growth"] = log_growth(f"{folder}/growth", arguments.versions)
+        if arguments.versions and arguments.store == "local":
+            growth = results["log_growth"] = log_growth(f"{root}/growth", arguments.versions)
             if not arguments.json:
                 print(
                     "\n".join(
@@ -191,8 +266,13 @@ def main() -> None:
         key: sum(cell[key] for way in WAYS for cell in results[way].values())
         for key in ("missing", "repeated")
     }
+    rates = [cell["batches_per_s"] for cell in results["combined"].values()]
+    results["ratio"] = round(rates[-1] / max(rates[0], 0.1), 2)
     if arguments.json:
         print(json.dumps(results))
+    else:
+        print(f"missing {results['missing']}, repeated {results['repeated']}, ", end="")
+        print(f"{arguments.writers[-1]} writers / {arguments.writers[0]}: {results['ratio']}")
 
 
 if __name__ == "__main__":

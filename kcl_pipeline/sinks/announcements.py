@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -35,7 +35,9 @@ from kcl_pipeline.text import printable
 
 FOLDER: Final = "_kcl_pipeline/announced"
 MAX_ANNOUNCEMENT_BYTES: Final = 1024 * 1024
-"""Enough for about 5,000 files. A larger batch is committed by its writer alone."""
+"""Enough for about 300 files with 32 columns. A larger batch is committed by its writer alone."""
+MAX_STATISTICS: Final = 64 * 1024
+"""Characters of the statistics of a file."""
 MAX_ENTRIES: Final = 2000
 MAX_PIGGYBACKED: Final = 64
 """Batches of others in one commit."""
@@ -95,6 +97,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     rows: _Count
     partition_values: dict[str, str | None]
     modified_millis: _Count
+    statistics: Annotated[str, msgspec.Meta(max_length=MAX_STATISTICS)]
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
@@ -128,7 +131,14 @@ def is_announcement(name: str) -> bool:
 def encoded(batch: PreparedBatch) -> bytes:
     """Encode a batch as an announcement."""
     files = [
-        _File(one.path, one.size, one.rows, dict(one.partition_values), one.modified_millis)
+        _File(
+            one.path,
+            one.size,
+            one.rows,
+            dict(one.partition_values),
+            one.modified_millis,
+            one.statistics,
+        )
         for one in batch.files
     ]
     entries = [_Entry(e.key, _values(e.expected), _values(e.becomes)) for e in batch.entries]
@@ -151,7 +161,14 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
         # msgspec's message names the field. It quotes no value, only names of unknown fields.
         raise AnnouncementError(f"it is malformed: {str(error)[:200]!r}") from error
     files = tuple(
-        DataFile(one.path, one.size, one.rows, one.partition_values, one.modified_millis)
+        DataFile(
+            one.path,
+            one.size,
+            one.rows,
+            one.partition_values,
+            one.modified_millis,
+            one.statistics,
+        )
         for one in content.files
     )
     batch = PreparedBatch(
@@ -202,6 +219,7 @@ class AnnouncementStore:
         self._events = events
         self._known: dict[str, tuple[PreparedBatch, int]] = {}
         self._ignored: set[str] = set()
+        self._sound: set[str] = set()
 
     def announce(self, batch: PreparedBatch, head: Head, log: Log) -> PreparedBatch:
         """Announce the batch to all writers.
@@ -225,9 +243,7 @@ class AnnouncementStore:
 
     def remove(self, batches: Iterable[PreparedBatch]) -> None:
         """Delete announcements that are committed, or that can never be committed."""
-        for batch in batches:
-            if batch.name:
-                self._delete(batch.name)
+        self._objects.map(self._delete, [batch.name for batch in batches if batch.name])
 
     def reject(self, names: Iterable[str], reason: str) -> None:
         """Remove announcements that cannot be used. This process never reads the others again."""
@@ -243,22 +259,14 @@ class AnnouncementStore:
         """
         before = set(self._known)
         self._read(skip=own.name)
+        known = [batch for batch, _ in self._known.values()]
+        matching = [batch for batch in known if _matches(batch, head)]
+        self.remove(batch for batch in known if batch.name in before and not _matches(batch, head))
+        self._check(matching[:MAX_PIGGYBACKED], log)
         taken, items = set(own.keys), 0
         found: list[PreparedBatch] = []
-        for batch, _ in list(self._known.values()):
-            if len(found) >= MAX_PIGGYBACKED:
-                break
-            if not _matches(batch, head):
-                if batch.name in before:
-                    self.remove([batch])
-                continue
-            try:
-                problem = log.problem(batch.name[len(FOLDER) + 1 : -5], batch.files)
-            except OSError as error:  # does not mean that the announcement is invalid
-                _LOG.info("cannot read a file of an announced batch: %s", _line(error))
-                continue
-            if problem is not None:
-                self._reject(batch.name, problem)
+        for batch in matching[:MAX_PIGGYBACKED]:
+            if batch.name not in self._sound:
                 continue
             size = len(batch.files) + len(batch.entries)
             if taken.isdisjoint(batch.keys) and items + size <= MAX_PIGGYBACKED_ITEMS:
@@ -266,6 +274,28 @@ class AnnouncementStore:
                 items += size
                 found.append(batch)
         return tuple(found)
+
+    def _check(self, batches: Sequence[PreparedBatch], log: Log) -> None:
+        """Note which batches have files that exist and fit. An announcement is checked once.
+
+        Its files stay as long as it is listed: vacuum deletes the announcement first.
+        """
+
+        def problem(batch: PreparedBatch) -> str | OSError | None:
+            try:
+                return log.problem(batch.name[len(FOLDER) + 1 : -5], batch.files)
+            except OSError as error:  # does not mean that the announcement is invalid
+                return error
+
+        new = [batch for batch in batches if batch.name not in self._sound]
+        problems: Sequence[str | OSError | None] = self._objects.map(problem, new)
+        for batch, found in zip(new, problems, strict=True):
+            if isinstance(found, OSError):
+                _LOG.info("cannot read a file of an announced batch: %s", _line(found))
+            elif found is not None:
+                self._reject(batch.name, found)
+            else:
+                self._sound.add(batch.name)
 
     def _read(self, skip: str) -> None:
         """Update `_known` to the announced batches; `skip` is this writer's own."""
@@ -276,6 +306,7 @@ class AnnouncementStore:
         names = {stored.path for stored in listing}
         self._known = {name: one for name, one in self._known.items() if name in names}
         self._ignored &= names
+        self._sound &= names
         names_to_read = self._select(listing, skip)
         try:
             for path, found in self._objects.read_each(

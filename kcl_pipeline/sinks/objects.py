@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class ObjectStore(Protocol):
             folder: Path of the folder.
             limit: Most objects to return; which ones is not defined.
         """
+
+    def map(self, call: Callable[[_Item], _Result], items: Sequence[_Item]) -> Sequence[_Result]:
+        """Call a function with each item; at the same time, if the store is on a network."""
 
     def delete(self, path: str) -> None:
         """Remove the object, if it exists."""

@@ -16,11 +16,12 @@ EXPIRED_JSON = b'{"__type": "ExpiredTokenException", "message": "The token has e
 
 @dataclass(frozen=True)
 class Request:
-    """One request: its method, its path without the query, and its access key."""
+    """One request: its method, its path without the query, its access key, and the query."""
 
     method: str
     path: str
     key: str
+    query: str = ""
 
 
 @dataclass
@@ -59,7 +60,8 @@ def s3_proxy(target: str) -> Iterator[S3Proxy]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             signed = self.headers.get("Authorization", "")
             key = signed.partition("Credential=")[2].partition("/")[0]
-            request = Request(self.command, urlsplit(self.path).path, key)
+            url = urlsplit(self.path)
+            request = Request(self.command, url.path, key, url.query)
             proxy.requests.append(request)
             if proxy.keys is not None and key not in proxy.keys:
                 kind = self.headers.get("Content-Type", "application/xml")

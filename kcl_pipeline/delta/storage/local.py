@@ -10,17 +10,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
 from kcl_pipeline.delta.storage.page_cache import WrittenFiles
 from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
 _PART_BYTES: Final = 1024 * 1024
@@ -94,6 +96,11 @@ class LocalStorage:
         hidden = () if partial else (_PARTIAL,)
         found = (one for one in self._walk(folder.strip("/")) if not one.path.endswith(hidden))
         return sorted(islice(found, limit), key=lambda stored: stored.path)
+
+    def map(  # noqa: D102
+        self, call: Callable[[_Item], _Result], items: Sequence[_Item]
+    ) -> Sequence[_Result]:
+        return [call(item) for item in items]
 
     def delete(self, path: str) -> None:  # noqa: D102
         with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):

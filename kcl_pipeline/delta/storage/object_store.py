@@ -11,10 +11,11 @@ from __future__ import annotations
 import io
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import obstore
 import pyarrow as pa
@@ -60,6 +61,11 @@ PROBE_FOLDER: Final = "_kcl_pipeline/probe"
 _ROLES: Final = ("iam_role_arn", "s3_assume_role_arn")
 _ROLE_SESSIONS: Final = ("iam_role_session_name", "s3_role_session_name")
 _BUFFER_BYTES: Final = 1024 * 1024
+_CALLS: Final = 16
+"""Requests of a table at a time. They wait for the network."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class ObjectStorage:
@@ -71,6 +77,7 @@ class ObjectStorage:
         self._lock = threading.Lock()
         self._opened: Any = None
         self._creates_once = False
+        self._pool: ThreadPoolExecutor | None = None
 
     # The protocol `Storage` documents these methods.
     def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
@@ -83,12 +90,22 @@ class ObjectStorage:
     def read_each(  # noqa: D102
         self, folder: str, names: Iterable[str], limit: int
     ) -> Iterator[tuple[str, bytes | OSError]]:
-        for name in names:
-            path = f"{folder}/{name}"
+        def read(path: str) -> tuple[str, bytes | OSError]:
             try:
-                yield path, self.read(path, limit)
+                return path, self.read(path, limit)
             except OSError as error:
-                yield path, error
+                return path, error
+
+        yield from self.map(read, [f"{folder}/{name}" for name in names])
+
+    def map(  # noqa: D102
+        self, call: Callable[[_Item], _Result], items: Sequence[_Item]
+    ) -> Sequence[_Result]:
+        if len(items) < 2:  # noqa: PLR2004 (one item needs no thread)
+            return [call(item) for item in items]
+        with self._lock:
+            self._pool = self._pool or ThreadPoolExecutor(_CALLS, thread_name_prefix="objects")
+        return list(self._pool.map(call, items))
 
     def open(self, path: str) -> pa.NativeFile:  # noqa: D102
         with self._at(path) as store:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -20,6 +20,8 @@ from kcl_pipeline.delta.storage.local import LocalStorage
 from kcl_pipeline.settings_errors import wrong
 from kcl_pipeline.sinks.objects import StoredObject
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 """delta-rs decodes it, the writer of a local file does not."""
@@ -75,6 +77,9 @@ class Storage(Protocol):
             limit: Most objects to return; which ones is not defined.
             partial: Include objects that are being written, or that a killed process was writing.
         """
+
+    def map(self, call: Callable[[_Item], _Result], items: Sequence[_Item]) -> Sequence[_Result]:
+        """Call a function with each item; at the same time, if the store is on a network."""
 
     def delete(self, path: str) -> None:
         """Remove the object, if it exists."""
