@@ -259,9 +259,14 @@ class AnnouncementStore:
         """
         before = set(self._known)
         self._read(skip=own.name)
-        known = [batch for batch, _ in self._known.values()]
-        matching = [batch for batch in known if _matches(batch, head)]
-        self.remove(batch for batch in known if batch.name in before and not _matches(batch, head))
+        matching: list[PreparedBatch] = []
+        finished: list[PreparedBatch] = []
+        for batch, _ in self._known.values():
+            if not _matches(batch, head):
+                finished += [batch] if batch.name in before else []
+                continue
+            matching.append(batch)
+        self.remove(finished)
         self._check(matching[:MAX_PIGGYBACKED], log)
         taken, items = set(own.keys), 0
         found: list[PreparedBatch] = []
