@@ -122,11 +122,11 @@ class BatchWriter(Protocol):
             SinkError: The files could not be written.
         """
 
-    def probe(self, parts: Sequence[pa.Table]) -> Sequence[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> Sequence[str | None]:
         """Run the transform on each part of a batch alone, and write nothing.
 
         Args:
-            parts: Slices of a batch's records, none of them empty.
+            slices: Slices of a batch's records, none of them empty.
 
         Returns:
             The error of each part in one line; None where the transform succeeds.

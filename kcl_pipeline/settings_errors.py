@@ -170,7 +170,7 @@ def _sentence(
             return f"{path}={shown(value, path)} is not one of its values. Did you mean {close!r}?"
     advice = "Write another value"
     if field is not None:
-        advice = f"Write {_wanted(field, location, above=kind.startswith('less_than'))}"
+        advice = f"Write {_what_to_write(field, location, above=kind.startswith('less_than'))}"
     if kind == "missing":
         return f"{path} is missing. {advice}."
     return f"{path}={shown(value, path)} {_problem(kind, field, problem)}. {advice}."
@@ -266,7 +266,7 @@ def _noun(field: FieldInfo) -> str:
     return names.get(get_origin(kind) or kind, "a value that can be used")
 
 
-def _wanted(field: FieldInfo, location: Sequence[str | int], *, above: bool) -> str:
+def _what_to_write(field: FieldInfo, location: Sequence[str | int], *, above: bool) -> str:
     """Return what to write for a field, with unit, bounds and choices."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "write" in extra:

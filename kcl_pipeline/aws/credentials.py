@@ -150,7 +150,7 @@ def _state_of(path: str) -> tuple[int, ...] | None:
 def s3_keys(
     role_arn: str | None = None,
     role_session_name: str | None = None,
-    own: tuple[str, str, str | None] | None = None,
+    static_keys: tuple[str, str, str | None] | None = None,
     region_name: str | None = None,
 ) -> Callable[[], Mapping[str, str]] | None:
     """Return a function that returns the present keys, by their names in storage options.
@@ -160,12 +160,14 @@ def s3_keys(
     Args:
         role_arn: A role to assume. Its credentials are renewed before they expire.
         role_session_name: Names the session of the role in the logs of AWS.
-        own: Access key id, secret access key and token that may assume the role. None: as botocore
-            finds them.
+        static_keys: Access key id, secret access key and token that may assume the role. None: as
+            botocore finds them.
         region_name: Region of the service that knows the role.
     """
     session = botocore_session()
-    credentials: Any = session.get_credentials() if own is None else Credentials(*own)
+    credentials: Any = (
+        session.get_credentials() if static_keys is None else Credentials(*static_keys)
+    )
     if credentials is None:
         return None
     if role_arn is not None:

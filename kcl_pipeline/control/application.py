@@ -49,7 +49,7 @@ class ApplicationControl:
         return tuple(
             sorted(
                 (one for one in self.leases.list_leases().leases if is_held(one)),
-                key=lambda one: one.lease_key,
+                key=lambda lease: lease.lease_key,
             )
         )
 

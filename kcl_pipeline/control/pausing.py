@@ -53,7 +53,7 @@ class Pausing:
     ) -> None:
         self._app = app
         self._on_wait = on_wait
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._counters: dict[str, tuple[int, float]] = {}
         self._evicted: list[str] = []
 
     def pause(self, reason: str = "", *, wait_seconds: float = WAIT_SECONDS) -> Paused:
@@ -110,9 +110,9 @@ class Pausing:
         is that of this process: it began to look when it was called.
         """
         now, settings = self._app.clock.monotonic(), self._app.settings
-        counter, since = self._seen.setdefault(lease.lease_key, (lease.counter, now))
+        counter, since = self._counters.setdefault(lease.lease_key, (lease.counter, now))
         if counter != lease.counter:
-            self._seen[lease.lease_key] = (lease.counter, now)
+            self._counters[lease.lease_key] = (lease.counter, now)
             return False
         grace = settings.lease.failover_time_millis + settings.lease_discovery_interval_millis
         if now - since <= grace / 1000:

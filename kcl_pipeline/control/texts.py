@@ -10,7 +10,7 @@ from kcl_pipeline.text import counted
 if TYPE_CHECKING:  # the help of the command line loads this module
     from kcl_pipeline.control.moving import Drained, Moved
     from kcl_pipeline.control.pausing import Paused
-    from kcl_pipeline.control.retire.parts import Part
+    from kcl_pipeline.control.retire.resources import Resource
     from kcl_pipeline.control.retire.run import Retired, RetirePlan
     from kcl_pipeline.control.seek.plan import PositionChange
     from kcl_pipeline.control.seek.run import SeekPlan, Sought
@@ -72,18 +72,18 @@ def balanced(*, taken: bool) -> str:
     )
 
 
-def change(one: PositionChange) -> str:
+def change(changed: PositionChange) -> str:
     """One change of a position."""
-    before = one.seek.lease.checkpoint if one.seek.exists else "no row"
-    return f"{one.lease_key}: from {before} to {one.seek.position}; {one.note}"
+    before = changed.seek.lease.checkpoint if changed.seek.exists else "no row"
+    return f"{changed.lease_key}: from {before} to {changed.seek.position}; {changed.note}"
 
 
-def seek_plan(found: SeekPlan) -> list[str]:
+def seek_plan(planned: SeekPlan) -> list[str]:
     """What a seek would change, and what prevents it."""
-    lines = [f"dry run: {counted(len(found.changes), 'position')} would change"]
-    if found.held:
-        owners = ", ".join(sorted(set(found.held.values())))
-        lines.append(f"{counted(len(found.held), 'lease')} held by {owners}: a pause is needed")
+    lines = [f"dry run: {counted(len(planned.changes), 'position')} would change"]
+    if planned.held:
+        owners = ", ".join(sorted(set(planned.held.values())))
+        lines.append(f"{counted(len(planned.held), 'lease')} held by {owners}: a pause is needed")
     return lines
 
 
@@ -97,12 +97,12 @@ def sought(done: Sought) -> list[str]:
     return lines
 
 
-def plan_as_dict(found: SeekPlan) -> dict[str, Any]:
+def plan_as_dict(planned: SeekPlan) -> dict[str, Any]:
     """The plan of a seek for JSON output."""
     return {
         "dry_run": True,
-        "changes": [change_as_dict(one) for one in found.changes],
-        "held": dict(found.held),
+        "changes": [change_as_dict(one) for one in planned.changes],
+        "held": dict(planned.held),
     }
 
 
@@ -116,28 +116,28 @@ def sought_as_dict(done: Sought) -> dict[str, Any]:
     }
 
 
-def change_as_dict(one: PositionChange) -> dict[str, Any]:
+def change_as_dict(changed: PositionChange) -> dict[str, Any]:
     """One change for JSON output."""
     return {
-        "lease_key": one.lease_key,
-        "before": str(one.seek.lease.checkpoint) if one.seek.exists else None,
-        "after": str(one.seek.position),
-        "timestamp_millis": one.seek.initial_millis,
-        "note": one.note,
+        "lease_key": changed.lease_key,
+        "before": str(changed.seek.lease.checkpoint) if changed.seek.exists else None,
+        "after": str(changed.seek.position),
+        "timestamp_millis": changed.seek.initial_millis,
+        "note": changed.note,
     }
 
 
-def retire_plan(found: RetirePlan) -> list[str]:
+def retire_plan(planned: RetirePlan) -> list[str]:
     """What a retirement would delete, and what stays."""
-    lines = [f"would delete {_part(one)}" for one in found.parts.all]
-    lines += [f"cannot look at {one.name}: {one.reason}" for one in found.parts.problems]
-    lines += [f"stays: {one}" for one in found.parts.stays]
+    lines = [f"would delete {_resource(one)}" for one in planned.resources.all]
+    lines += [f"cannot look at {one.name}: {one.reason}" for one in planned.resources.problems]
+    lines += [f"stays: {one}" for one in planned.resources.stays]
     if not lines:
         lines = ["nothing is left of the application"]
-    if found.observed_seconds:
+    if planned.observed_seconds:
         lines.append(
-            f"before that, the rows of {', '.join(found.named)} must not change for "
-            f"{found.observed_seconds:.0f} s"
+            f"before that, the rows of {', '.join(planned.named)} must not change for "
+            f"{planned.observed_seconds:.0f} s"
         )
     return lines
 
@@ -147,25 +147,25 @@ def retired(done: Retired) -> list[str]:
     lines = []
     for one in done.results:
         reason = f": {one.reason}" if one.reason else ""
-        lines.append(f"{one.outcome} {_part(one.part)}{reason}")
-    lines += [f"failed {one.name}: {one.reason}" for one in done.parts.problems]
-    lines += [f"stays: {one}" for one in done.parts.stays]
-    if not done.results and not done.parts.problems:
+        lines.append(f"{one.outcome} {_resource(one.resource)}{reason}")
+    lines += [f"failed {one.name}: {one.reason}" for one in done.resources.problems]
+    lines += [f"stays: {one}" for one in done.resources.stays]
+    if not done.results and not done.resources.problems:
         lines.insert(0, "nothing was left to delete")
     if done.is_paused:
         lines.append("the application is still paused: retire it again to complete, or resume it")
     return lines
 
 
-def retire_plan_as_dict(found: RetirePlan) -> dict[str, Any]:
+def retire_plan_as_dict(planned: RetirePlan) -> dict[str, Any]:
     """The plan of a retirement for JSON output."""
     return {
         "dry_run": True,
-        "parts": [_part_as_dict(one) for one in found.parts.all],
-        "problems": [asdict(one) for one in found.parts.problems],
-        "stays": list(found.parts.stays),
-        "named": list(found.named),
-        "observed_seconds": found.observed_seconds,
+        "parts": [_resource_as_dict(one) for one in planned.resources.all],
+        "problems": [asdict(one) for one in planned.resources.problems],
+        "stays": list(planned.resources.stays),
+        "named": list(planned.named),
+        "observed_seconds": planned.observed_seconds,
     }
 
 
@@ -174,25 +174,25 @@ def retired_as_dict(done: Retired) -> dict[str, Any]:
     return {
         "dry_run": False,
         "parts": [
-            _part_as_dict(one.part) | {"outcome": one.outcome, "reason": one.reason}
+            _resource_as_dict(one.resource) | {"outcome": one.outcome, "reason": one.reason}
             for one in done.results
         ],
-        "problems": [asdict(one) for one in done.parts.problems],
-        "stays": list(done.parts.stays),
+        "problems": [asdict(one) for one in done.resources.problems],
+        "stays": list(done.resources.stays),
         "is_paused": done.is_paused,
         "is_complete": done.is_complete,
     }
 
 
-def _part(part: Part) -> str:
+def _resource(resource: Resource) -> str:
     what = {
         "table": "the table",
         "rows": "the rows of the application in the table",
         "announcements": "the announcements of the table",
         "consumer": "the fan-out consumer",
-    }[part.kind]
-    return f"{what} {part.name} ({part.detail})"
+    }[resource.kind]
+    return f"{what} {resource.name} ({resource.detail})"
 
 
-def _part_as_dict(part: Part) -> dict[str, Any]:
-    return {"kind": part.kind, "name": part.name, "detail": part.detail}
+def _resource_as_dict(resource: Resource) -> dict[str, Any]:
+    return {"kind": resource.kind, "name": resource.name, "detail": resource.detail}

@@ -188,15 +188,15 @@ class FoundGaps:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._found: list[FoundGap] = []
+        self._gaps: list[FoundGap] = []
 
     def note(self, lease_key: str, stream: StreamId, gap: Gap) -> None:
         """Add a gap."""
         with self._lock:
-            self._found.append(FoundGap(lease_key, stream, gap, self._clock.monotonic()))
+            self._gaps.append(FoundGap(lease_key, stream, gap, self._clock.monotonic()))
 
     def take(self) -> list[FoundGap]:
         """Remove and return all gaps."""
         with self._lock:
-            found, self._found = self._found, []
+            found, self._gaps = self._gaps, []
         return found

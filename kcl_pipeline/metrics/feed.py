@@ -234,7 +234,7 @@ class MetricsFeed:
         values = self._dimensions.applied(found) if found else []
         if values:
             for exporter in self._exporters:
-                self._try(exporter, lambda one: one.record(values))
+                self._try(exporter, lambda target: target.record(values))
         if isinstance(event, LagMeasured):
             self._forget(self._dimensions.measured(event.millis_behind_latest))
         if isinstance(event, LagMeasured | CycleFinished):
@@ -247,13 +247,13 @@ class MetricsFeed:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Export what is left, within about this time per exporter."""
         for exporter in self._exporters:
-            self._try(exporter, lambda one: one.close(seconds))
+            self._try(exporter, lambda target: target.close(seconds))
 
     def _forget(self, is_gone: IsGone | None) -> None:
         if is_gone is None:
             return
         for exporter in self._exporters:
-            self._try(exporter, lambda one: one.forget(is_gone))
+            self._try(exporter, lambda target: target.forget(is_gone))
 
     def _try(self, exporter: Exporter, call: Callable[[Exporter], None]) -> None:
         try:

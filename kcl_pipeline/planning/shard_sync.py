@@ -170,8 +170,8 @@ def leases_for_missing_shards(
     search = _AncestorSearch(listed, existing, position)
     for shard_id in sorted(begin):
         if not search.visit(shard_id):
-            search.found[shard_id] = Position(position)
-    found = {**search.found, **dict.fromkeys(_orphans(listed, existing), TRIM_HORIZON)}
+            search.positions[shard_id] = Position(position)
+    found = {**search.positions, **dict.fromkeys(_orphans(listed, existing), TRIM_HORIZON)}
     return tuple(
         new_lease(stream, shard, found[shard.shard_id])
         for shard in creation_order(listed[key] for key in found)
@@ -181,7 +181,7 @@ def leases_for_missing_shards(
 class _AncestorSearch:
     """KCL's search from an open shard to its oldest listed ancestors.
 
-    `found` has the shards to create and their checkpoints.
+    `positions` has the shards to create and their checkpoints.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class _AncestorSearch:
         self._existing = existing
         self._position = position
         self._is_descendant: dict[str, bool] = {}
-        self._wanted: set[str] = set()
-        self.found: dict[str, Position] = {}
+        self._to_create: set[str] = set()
+        self.positions: dict[str, Position] = {}
 
     def visit(self, shard_id: str) -> bool:
         """Whether the shard's data will be reached from an ancestor's lease.
@@ -220,17 +220,17 @@ class _AncestorSearch:
 
     def _decide(self, shard_id: str) -> bool:
         parents = self._parents(shard_id)
-        reached = {p for p in parents if self._is_descendant[p] or p in self._wanted}
+        reached = {p for p in parents if self._is_descendant[p] or p in self._to_create}
         if not reached:
             if self._position != "LATEST":
-                self._wanted.add(shard_id)
+                self._to_create.add(shard_id)
             return False
         for parent in parents:
             if parent in self._existing:
                 continue
-            if parent in self.found or parent in self._wanted or parent not in reached:
+            if parent in self.positions or parent in self._to_create or parent not in reached:
                 from_horizon = parent in reached and self._position != "AT_TIMESTAMP"
-                self.found[parent] = TRIM_HORIZON if from_horizon else Position(self._position)
+                self.positions[parent] = TRIM_HORIZON if from_horizon else Position(self._position)
         return True
 
 

@@ -60,7 +60,7 @@ class Prepared:
 def prepare(
     leases: Sequence[Lease],
     workers: Sequence[WorkerMetrics],
-    seen: Observation,
+    observation: Observation,
     settings: AssignmentSettings,
     *,
     group_separator: str = "-",
@@ -74,7 +74,7 @@ def prepare(
     Args:
         leases: All leases.
         workers: The living workers.
-        seen: The observations.
+        observation: The observations.
         settings: The assignment settings.
         group_separator: Separates the group in a worker id.
         balance: Whether leases may move for balance.
@@ -84,21 +84,23 @@ def prepare(
             row,
             settings.worker_metrics_ema_alpha,
             group_separator,
-            seen.distrusted | seen.unconfirmed,
+            observation.distrusted | observation.unconfirmed,
         )
         for row in workers
         if is_valid(row)
     }
     draining = frozenset(row.worker_id for row in workers if row.drain_requested)
-    living = frozenset(row.worker_id for row in workers) | seen.unreadable
+    living = frozenset(row.worker_id for row in workers) | observation.unreadable
     accepting = frozenset(state.worker_id for state in states.values() if state.accepts_leases)
     described: list[LeaseState] = []
     forced: list[Move] = []
     for lease in leases:
-        move = _forced_move(lease, seen, accepting)
+        move = _forced_move(lease, observation, accepting)
         if move is not None:
             forced.append(move)
-        described.append(_lease_state(lease, seen, draining, living, is_forced=move is not None))
+        described.append(
+            _lease_state(lease, observation, draining, living, is_forced=move is not None)
+        )
     return Prepared(
         given=PlanInput(
             leases=tuple(sorted(described, key=lambda item: item.lease_key)),
@@ -197,18 +199,18 @@ def worker_state(
     )
 
 
-def _forced_move(lease: Lease, seen: Observation, accepting: frozenset[str]) -> Move | None:
+def _forced_move(lease: Lease, observation: Observation, accepting: frozenset[str]) -> Move | None:
     """Return the move that ends a handoff whose old owner has stopped or takes too long."""
     if lease.checkpoint_owner is None or lease.owner is None or lease.owner not in accepting:
         return None
-    if lease.lease_key in seen.expired:
+    if lease.lease_key in observation.expired:
         return Move(
             lease.lease_key,
             None,
             lease.owner,
             f"{lease.checkpoint_owner} stopped renewing during the handoff",
         )
-    if lease.lease_key in seen.overdue_handoffs:
+    if lease.lease_key in observation.overdue_handoffs:
         return Move(
             lease.lease_key,
             lease.checkpoint_owner,
@@ -220,25 +222,25 @@ def _forced_move(lease: Lease, seen: Observation, accepting: frozenset[str]) -> 
 
 def _lease_state(
     lease: Lease,
-    seen: Observation,
+    observation: Observation,
     draining: frozenset[str],
     living: frozenset[str],
     *,
     is_forced: bool,
 ) -> LeaseState:
     key = lease.lease_key
-    owner, last_owner, movable = lease.owner, seen.last_owners.get(key), True
+    owner, last_owner, movable = lease.owner, observation.last_owners.get(key), True
     if is_forced:
         movable = False
     elif lease.actual_owner is None:
         owner = None
-    elif key in seen.expired:
+    elif key in observation.expired:
         owner, last_owner = None, lease.actual_owner
     elif (
         lease.in_handoff
         and lease.owner in living
         and lease.owner not in draining
-        and key not in seen.overdue_handoffs
+        and key not in observation.overdue_handoffs
     ):
         movable = False
     elif lease.in_handoff or lease.owner in draining:
@@ -246,12 +248,12 @@ def _lease_state(
     return LeaseState(
         lease_key=key,
         owner=owner,
-        throughput_kbps=None if key in seen.unsettled else lease.throughput_kbps,
+        throughput_kbps=None if key in observation.unsettled else lease.throughput_kbps,
         last_owner=last_owner if owner is None else None,
-        waited_seconds=seen.waited_seconds.get(key, 0.0),
+        waited_seconds=observation.waited_seconds.get(key, 0.0),
         movable=movable,
         ended=lease.ended,
-        seconds_since_move=seen.moved_seconds.get(key, math.inf),
+        seconds_since_move=observation.moved_seconds.get(key, math.inf),
     )
 
 

@@ -20,7 +20,7 @@ from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 def leases_with_stored(
     stream: StreamId,
-    wanted: Iterable[Lease],
+    initial_leases: Iterable[Lease],
     shards: Sequence[Shard],
     rows: Mapping[str, Lease],
     stored: Mapping[str, StoredPosition],
@@ -30,14 +30,15 @@ def leases_with_stored(
 
     Args:
         stream: The stream.
-        wanted: The leases that the initial position alone requires.
+        initial_leases: The leases that the initial position alone requires.
         shards: All shards of the stream.
         rows: The existing leases by shard id.
         stored: What the table stores, for each shard that it knows.
         initial: The initial position of the settings.
 
     Returns:
-        The leases in creation order. Those of `wanted` whose shards are finished are left out.
+        The leases in creation order. Those of `initial_leases` whose shards are finished
+        are left out.
     """
     ordered = creation_order(shards)
     finished = _finished(ordered, rows, stored)
@@ -51,7 +52,7 @@ def leases_with_stored(
             followed[shard.shard_id] = shard
     kept = [
         lease
-        for lease in wanted
+        for lease in initial_leases
         if lease.shard_id not in finished and lease.shard_id not in followed
     ]
     start = AT_TIMESTAMP if initial == "AT_TIMESTAMP" else TRIM_HORIZON

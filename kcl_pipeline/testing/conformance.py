@@ -167,7 +167,7 @@ class LogUnderTest:
         self.replace = replace
         self.copy = copy
         self._sink = sink or (
-            lambda one: TableSink(one, "conformance", dead_letters=lambda _records: None)
+            lambda log: TableSink(log, "conformance", dead_letters=lambda _records: None)
         )
 
     def open(self, step: Step) -> Sink:
@@ -273,12 +273,12 @@ class _Writer:
         self._step = step
         self.sink = table.open(step)
         self.table_id: str | None = None
-        self.seen: dict[str, StoredPosition] = {}
+        self.stored: dict[str, StoredPosition] = {}
 
     def read(self, *keys: str) -> _Writer:
         found = self.sink.positions(list(keys))
         _require(set(found.shards) == set(keys), f"positions() lacks a key: {sorted(found.shards)}")
-        self.table_id, self.seen = found.table_id, self.seen | dict(found.shards)
+        self.table_id, self.stored = found.table_id, self.stored | dict(found.shards)
         return self
 
     def ready(self, *keys: str) -> _Writer:
@@ -287,7 +287,7 @@ class _Writer:
 
     def entry(self, key: str, position: int | None, *, ended: bool = False) -> Entry:
         at = None if position is None else Position(str(position))
-        return Entry(key, self.seen.get(key, NOTHING_STORED), at, ended)
+        return Entry(key, self.stored.get(key, NOTHING_STORED), at, ended)
 
     def commit(self, written: Written, *entries: Entry) -> CommitOutcome:
         self._step("before commit")
@@ -310,9 +310,9 @@ def _has(table: SinkUnderTest, ids: Sequence[int], what: str) -> None:
     _require(found == sorted(ids), f"{what}: the table has the rows {found}, not {sorted(ids)}")
 
 
-def _stores(table: SinkUnderTest, key: str, wanted: StoredPosition, what: str) -> None:
-    found = _Writer(table).read(key).seen[key]
-    _require(found == wanted, f"{what}: the table stores {found}, not {wanted}")
+def _stores(table: SinkUnderTest, key: str, expected: StoredPosition, what: str) -> None:
+    found = _Writer(table).read(key).stored[key]
+    _require(found == expected, f"{what}: the table stores {found}, not {expected}")
 
 
 def _at(number: int, position: int | None, *, ended: bool = False) -> StoredPosition:
@@ -327,10 +327,10 @@ def _new_table(make: Callable[[], SinkUnderTest]) -> None:
     _require(table.open(_nothing).stores_positions, "stores_positions is False")
     before = _Writer(table).read(_SHARD)
     _require(before.table_id is None, "a table that does not exist has an id")
-    _require(before.seen[_SHARD] == NOTHING_STORED, "a table that does not exist has a position")
+    _require(before.stored[_SHARD] == NOTHING_STORED, "a table that does not exist has a position")
     first = _Writer(table).ready(_SHARD)
     _require(first.table_id, "a table has no id")
-    _require(first.seen[_SHARD] == NOTHING_STORED, "a new table has a position")
+    _require(first.stored[_SHARD] == NOTHING_STORED, "a new table has a position")
     again = _Writer(table).ready(_SHARD)
     _require(again.table_id == first.table_id, "the id of a table changes when it is opened again")
     _has(table, [], "a new table")
@@ -390,9 +390,9 @@ def _crash(make: Callable[[], SinkUnderTest]) -> None:
             pass
         what = f"after a crash {at.name}"
         taker = _Writer(table).ready(_SHARD, _OTHER)
-        landed = taker.seen[_SHARD] != NOTHING_STORED
+        landed = taker.stored[_SHARD] != NOTHING_STORED
         _require(
-            (taker.seen[_OTHER] != NOTHING_STORED) == landed, f"{what}: one of two shards landed"
+            (taker.stored[_OTHER] != NOTHING_STORED) == landed, f"{what}: one of two shards landed"
         )
         _has(table, [1, 2] if landed else [], what)
         if not landed:
@@ -471,7 +471,7 @@ def _sent_twice(make: Callable[[], SinkUnderTest]) -> None:
 
         def other() -> None:
             first = _Writer(table).read(_SHARD)
-            first.seen[_SHARD] = NOTHING_STORED
+            first.stored[_SHARD] = NOTHING_STORED
             _landed(first.commit(written, first.entry(_SHARD, 1)), "the commit that was late")
 
         at = _At(number, other)
@@ -489,7 +489,7 @@ def _sent_twice(make: Callable[[], SinkUnderTest]) -> None:
 def _with_steps(table: SinkUnderTest, reader: _Writer, step: Step) -> _Writer:
     """Return a writer whose steps are reported, and that knows what another one has read."""
     writer = _Writer(table, step)
-    writer.table_id, writer.seen = reader.table_id, reader.seen
+    writer.table_id, writer.stored = reader.table_id, reader.stored
     return writer
 
 
@@ -548,7 +548,9 @@ def _replaced(make: Callable[[], SinkUnderTest]) -> None:
     )
     _has(table, [], "after a commit for a former table")
     taker = _Writer(table).ready(_SHARD)
-    _require(taker.seen[_SHARD] == NOTHING_STORED, "another table has positions of the former one")
+    _require(
+        taker.stored[_SHARD] == NOTHING_STORED, "another table has positions of the former one"
+    )
     _landed(taker.commit(table.stage(_rows(1)), taker.entry(_SHARD, 1)), "a commit after it")
     _has(table, [1], "after a commit for the new table")
 
@@ -676,7 +678,7 @@ def _positions(make: Callable[[], SinkUnderTest]) -> None:
         ),
         1,
     ):
-        entry = Entry(_SHARD, writer.seen[_SHARD], position)
+        entry = Entry(_SHARD, writer.stored[_SHARD], position)
         _landed(writer.commit(NOTHING_WRITTEN, entry), f"a commit of the position {position}")
         _stores(table, _SHARD, StoredPosition(number, position), f"the position {position}")
         writer.read(_SHARD)
@@ -688,7 +690,7 @@ def _many_shards(make: Callable[[], SinkUnderTest]) -> None:
     writer = _Writer(table).ready(*keys)
     entries = [writer.entry(key, number) for number, key in enumerate(keys)]
     _landed(writer.commit(table.stage(_rows(*range(300))), *entries), "a commit of 300 shards")
-    found = _Writer(table).read(*keys).seen
+    found = _Writer(table).read(*keys).stored
     wrong = [key for number, key in enumerate(keys) if found[key] != _at(1, number)]
     _require(not wrong, f"after a commit of 300 shards, {wrong[:3]} have another position")
     _has(table, range(300), "after a commit of 300 shards")

@@ -136,7 +136,7 @@ class MemoryStore:
             "UpdateItem",
             key,
             conditions,
-            lambda found: changed(found, self.key_name, key, changes),
+            lambda row: changed(row, self.key_name, key, changes),
         )
 
     def transact(self, writes: Sequence[Write]) -> frozenset[int]:

@@ -388,6 +388,6 @@ class MemoryBatchWriter:
         file = DataFile(path, rows.get_total_buffer_size(), rows.num_rows)
         return Written((file,), schema, rows.num_rows, rejected)
 
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """Call the transform on each part (see `BatchWriter.probe`)."""
-        return probe_arrow_transform(self._transform, parts)
+        return probe_arrow_transform(self._transform, slices)

@@ -42,17 +42,17 @@ def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -
 
 def probe_arrow_transform(
     transform: ArrowTransform | None,
-    parts: Sequence[pa.Table],
+    slices: Sequence[pa.Table],
     check: Callable[[pa.Table], object] = lambda _: None,
 ) -> list[str | None]:
     """Call the function on each part. Returns its error or None (see `BatchWriter.probe`).
 
     Args:
         transform: The function.
-        parts: Parts of a batch.
+        slices: Parts of a batch.
         check: Gets the result of a part, and raises `TransformFailedError` if it cannot be written.
     """
-    return [_error_on(transform, part, check) for part in parts]
+    return [_error_on(transform, part, check) for part in slices]
 
 
 def _error_on(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kcl_pipeline.aws import Removals
-from kcl_pipeline.control.retire.parts import PartFinder
+from kcl_pipeline.control.retire.resources import ResourceFinder
 from kcl_pipeline.control.retire.run import Retiring
 from kcl_pipeline.errors import (
     AccessDeniedError,
@@ -104,7 +104,7 @@ class RetireWorld(OperatorWorld):
         app = app or self.app
         lease, workers, state = self.tables
         removals = Removals(lambda: ((workers, lease), state), self.consumers)
-        return Retiring(app, PartFinder(app, removals, MemoryTable()), self.observed.append)
+        return Retiring(app, ResourceFinder(app, removals, MemoryTable()), self.observed.append)
 
     def pause(self):
         return self.coordinator.read_control().pause
@@ -203,7 +203,7 @@ def test_all_parts_are_deleted_and_a_second_call_finds_nothing():
     world.parts.hook = lambda _: must_be_paused(world)
     plan = world.retiring().plan()
     assert {"worker w-1", "leader w-1"} <= set(plan.named)
-    assert [part.name for part in plan.parts.all] == [
+    assert [part.name for part in plan.resources.all] == [
         "arn:consumer-1",
         "metrics",
         "leases",
@@ -243,7 +243,7 @@ def test_a_part_that_is_denied_does_not_stop_the_others(name):
     world.parts.denied = {name}
     done = world.retiring().retire("orders")
     assert not done.is_complete
-    outcomes = {one.part.name: one.outcome for one in done.results}
+    outcomes = {one.resource.name: one.outcome for one in done.results}
     shown = "arn:consumer-1" if name == "consumer" else name
     others = {"arn:consumer-1", "metrics", "leases"} - {shown}
     assert outcomes == {shown: "failed", "state": "kept"} | dict.fromkeys(others, "deleted")
@@ -251,7 +251,7 @@ def test_a_part_that_is_denied_does_not_stop_the_others(name):
     world.parts.denied = set()
     again = world.retiring().retire("orders")
     assert again.is_complete
-    assert [one.part.name for one in again.results] == [shown, "state"]
+    assert [one.resource.name for one in again.results] == [shown, "state"]
 
 
 def test_the_pause_ends_if_nothing_could_be_deleted():
@@ -274,7 +274,7 @@ def test_a_part_that_cannot_be_looked_at_is_a_problem():
     world.tables[1].find = deny
     done = world.retiring().retire("orders")
     assert not done.is_complete
-    assert [one.name for one in done.parts.problems] == ["table metrics"]
+    assert [one.name for one in done.resources.problems] == ["table metrics"]
     assert sorted(world.parts.there) == ["metrics", "state"], "the record is needed once more"
 
 
@@ -305,7 +305,7 @@ def test_the_name_must_be_typed():
 def test_consumers_of_others_stay():
     world = dead_world()
     world.consumers.created = CREATED - 5
-    plan = world.retiring().plan().parts
+    plan = world.retiring().plan().resources
     assert any("before the application existed" in text for text in plan.stays)
     assert "consumer" not in {part.kind for part in plan.all}
     world.consumers.created = CREATED + 5
@@ -314,7 +314,7 @@ def test_consumers_of_others_stay():
     given = f"{arn}/consumer/mine:1700000000"
     retrieval = world.settings.retrieval.model_copy(update={"consumer_arns": {"orders": given}})
     settings = world.settings.model_copy(update={"retrieval": retrieval})
-    plan = world.retiring(replace(world.app, settings=settings)).plan().parts
+    plan = world.retiring(replace(world.app, settings=settings)).plan().resources
     assert f"the consumer {given}, which the settings name" in plan.stays
     assert "consumer" not in {part.kind for part in plan.all}
 

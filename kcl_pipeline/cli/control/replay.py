@@ -111,6 +111,8 @@ def _run(
             stop,
             session_factory=signals.reinstalled_after(lambda: session(pipeline)),
             events=LoggingEvents(),
-            on_progress=lambda one: show.echo(f"{plan.name}: {progress_line(one)}", err=True),
+            on_progress=lambda progress: show.echo(
+                f"{plan.name}: {progress_line(progress)}", err=True
+            ),
             progress_seconds=progress_seconds,
         )

@@ -56,7 +56,7 @@ def retire(
         lines = texts.retire_plan(plan)
         if not asks:
             hint = f"dry run; add --confirm {app.settings.application_name} to delete"
-            ok = not plan.parts.problems
+            ok = not plan.resources.problems
             report(texts.retire_plan_as_dict(plan), [*lines, hint], as_json=as_json, ok=ok)
             return
         for line in lines:
@@ -73,12 +73,12 @@ def is_interactive() -> bool:
 
 def _retiring(app: Target, *, as_json: bool) -> Retiring:
     from kcl_pipeline.aws import open_removals  # noqa: PLC0415 (AWS only here)
-    from kcl_pipeline.control.retire.parts import PartFinder  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.control.retire.resources import ResourceFinder  # noqa: PLC0415 (likewise)
     from kcl_pipeline.control.retire.run import Retiring  # noqa: PLC0415 (likewise)
 
     settings = app.settings
     operator = operated(app)
-    finder = PartFinder(
+    finder = ResourceFinder(
         operator,
         open_removals(settings, app.clients, app.clock),
         getattr(app.pipeline, "sink", None),

@@ -247,7 +247,7 @@ def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
         text = f"not known yet: no worker has read a shard, {unread} shards are waiting"
         yield unknown("lag", text)
         return
-    millis, status, worker = max(known, key=lambda one: one[0])
+    millis, status, worker = max(known, key=lambda report: report[0])
     text = f"committed data is at most {millis / 1000:.1f} s behind the streams"
     if status.lags:
         text += f"; the worst shard is {status.lags[0].lease_key}"

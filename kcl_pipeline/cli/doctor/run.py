@@ -69,10 +69,10 @@ def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
 
     tags = {**pipeline.workers.run_tags, **Names.of(pipeline).worker_run_tags}
 
-    def limits(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    def limits(configured: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
         return [
             (key if value is None else f"{key}: {value}", limit)
-            for key, value, limit in tag_limits_of(found, tags)
+            for key, value, limit in tag_limits_of(configured, tags)
         ]
 
     stop = longest_stop_seconds(app.settings.retrieval.fetch_threads)

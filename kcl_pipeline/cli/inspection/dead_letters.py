@@ -83,13 +83,13 @@ def dead_letters(
     _print(found, marked, as_json=as_json)
 
 
-def _print(found: DeadLetterCounts, marked: int | None, *, as_json: bool) -> None:
+def _print(counts: DeadLetterCounts, marked: int | None, *, as_json: bool) -> None:
     if as_json:
         show.print_json(
             {
-                "total": found.total,
-                "not_replayed": found.waiting,
-                "last_hour": found.recent,
+                "total": counts.total,
+                "not_replayed": counts.waiting,
+                "last_hour": counts.recent,
                 "marked": marked,
             }
         )
@@ -97,7 +97,7 @@ def _print(found: DeadLetterCounts, marked: int | None, *, as_json: bool) -> Non
     if marked is not None:
         typer.echo(f"{marked:,} records marked as replayed")
     typer.echo(
-        f"{found.total:,} dead letters, {found.waiting:,} not replayed, {found.recent:,} in the "
+        f"{counts.total:,} dead letters, {counts.waiting:,} not replayed, {counts.recent:,} in the "
         "last hour"
     )
 

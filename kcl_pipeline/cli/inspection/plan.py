@@ -63,56 +63,58 @@ def plan(
         _print(found)
 
 
-def as_dict(found: Preview) -> dict[str, Any]:
+def as_dict(preview: Preview) -> dict[str, Any]:
     """The preview for JSON output."""
-    table = explain(found.plan_input, found.plan)
+    table = explain(preview.plan_input, preview.plan)
     return {
-        "strategy": found.plan.strategy,
-        "moves": [asdict(move) for move in found.plan.moves],
-        "spilled": list(found.plan.spilled),
-        "notes": list(found.plan.notes),
+        "strategy": preview.plan.strategy,
+        "moves": [asdict(move) for move in preview.plan.moves],
+        "spilled": list(preview.plan.spilled),
+        "notes": list(preview.plan.notes),
         "workers": [asdict(row) for row in table.workers],
         "groups": [asdict(row) for row in table.groups],
         "max_over_mean_before": table.max_over_mean_before,
         "max_over_mean": table.max_over_mean,
         "create": [
             {"lease_key": lease.lease_key, "checkpoint": str(lease.checkpoint)}
-            for lease in found.create
+            for lease in preview.create
         ],
         "delete": [
             {"lease_key": deletion.lease.lease_key, "reason": deletion.reason}
-            for deletion in found.delete
+            for deletion in preview.delete
         ],
-        "expired": list(found.expired),
-        "bad_rows": [asdict(row) for row in found.bad_rows],
-        "coverage": [asdict(coverage) for coverage in found.coverage],
-        "unavailable": [{"stream": one.stream, "reason": one.reason} for one in found.unavailable],
-        "observed_seconds": found.observed_seconds,
+        "expired": list(preview.expired),
+        "bad_rows": [asdict(row) for row in preview.bad_rows],
+        "coverage": [asdict(coverage) for coverage in preview.coverage],
+        "unavailable": [
+            {"stream": one.stream, "reason": one.reason} for one in preview.unavailable
+        ],
+        "observed_seconds": preview.observed_seconds,
     }
 
 
-def _print(found: Preview) -> None:
-    show.print_bad_rows(found.bad_rows)
-    for stream in found.unavailable:
+def _print(preview: Preview) -> None:
+    show.print_bad_rows(preview.bad_rows)
+    for stream in preview.unavailable:
         show.echo(f"stream {stream.stream} is not read: {stream.reason}")
-    for hole in (c for c in found.coverage if not c.complete):
+    for hole in (c for c in preview.coverage if not c.complete):
         show.echo(f"stream {hole.stream}: {hole.hole}")
     _print_if(
         "Leases to create",
         ["lease", "from"],
-        [[lease.lease_key, str(lease.checkpoint)] for lease in found.create],
+        [[lease.lease_key, str(lease.checkpoint)] for lease in preview.create],
     )
     _print_if(
         "Leases to delete after their retention time",
         ["lease", "reason"],
-        [[d.lease.lease_key, d.reason] for d in found.delete],
+        [[d.lease.lease_key, d.reason] for d in preview.delete],
     )
-    table = explain(found.plan_input, found.plan)
+    table = explain(preview.plan_input, preview.plan)
     moves = [
         [move.lease_key, move.from_worker or NO_OWNER, move.to_worker, move.reason]
-        for move in found.plan.moves
+        for move in preview.plan.moves
     ]
-    show.print_table(f"Moves by {found.plan.strategy}", ["lease", "from", "to", "reason"], moves)
+    show.print_table(f"Moves by {preview.plan.strategy}", ["lease", "from", "to", "reason"], moves)
     columns = ["leases", "after", "KiB/s", "after KiB/s", "utilization", "after utilization"]
     for title, kind, loads in (
         ("Load per worker", "worker", table.workers),
@@ -120,13 +122,13 @@ def _print(found: Preview) -> None:
     ):
         show.print_table(title, [kind, *columns], [_cells(row) for row in loads], numbers=columns)
     show.echo(table.summary)
-    for text in found.plan.notes:
+    for text in preview.plan.notes:
         show.echo(f"note: {text}")
-    if found.plan.spilled:
-        show.echo(f"no worker can take: {', '.join(found.plan.spilled)}")
-    if found.expired:
-        show.echo(f"expired: {', '.join(found.expired)}")
-    elif not found.observed_seconds:
+    if preview.plan.spilled:
+        show.echo(f"no worker can take: {', '.join(preview.plan.spilled)}")
+    if preview.expired:
+        show.echo(f"expired: {', '.join(preview.expired)}")
+    elif not preview.observed_seconds:
         show.echo("every owner counts as alive; use --observe-seconds 30 to find expired leases")
 
 

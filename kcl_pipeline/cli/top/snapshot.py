@@ -125,7 +125,7 @@ class MoveLog:
             now: Epoch seconds.
         """
         owners: dict[str, str | None] = {}
-        for lease in sorted(leases, key=lambda one: one.lease_key):
+        for lease in sorted(leases, key=lambda lease: lease.lease_key):
             key, owner = lease.lease_key, lease.actual_owner
             owners[key] = owner
             # In the first snapshot only handoffs are known.

@@ -82,7 +82,7 @@ class DeadLetterKinesis:
         if sequence_number is not None:
             is_at = iterator_type == "AT_SEQUENCE_NUMBER"
             bisect = bisect_left if is_at else bisect_right
-            page = bisect(pages, _key(sequence_number), key=lambda one: _key(one.last))
+            page = bisect(pages, _key(sequence_number), key=lambda page: _key(page.last))
             return f"{page}{_AT if is_at else _AFTER}{sequence_number}"
         return str(len(pages) if iterator_type == "LATEST" else 0)
 

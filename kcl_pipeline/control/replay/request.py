@@ -76,7 +76,7 @@ class ReplayRequest:
             raise SettingsError(f"--from {self.begin} is not before --to {self.end or 'now'}")
         return ReplayRecord(begin, end, self.into, self.only_stream, dead_letters=version)
 
-    def check(self, found: ReplayRecord, now_seconds: float) -> None:
+    def check(self, record: ReplayRecord, now_seconds: float) -> None:
         """Check that the options fit the replay that is continued.
 
         A time before now, such as `10m`, counts from the begin of the replay: it is not compared.
@@ -87,12 +87,12 @@ class ReplayRequest:
         wrong = [
             option
             for option, given, expected in (
-                ("--from", self._given("--from", self.begin, now_seconds), found.from_millis),
-                ("--to", self._given("--to", self.end, now_seconds), found.to_millis),
-                ("--into", self.into, found.into),
-                ("--in-place", self.in_place or None, found.into is None),
-                ("--only-stream", self.only_stream, found.only_stream),
-                ("--dead-letters", self.dead_letters or None, found.dead_letters is not None),
+                ("--from", self._given("--from", self.begin, now_seconds), record.from_millis),
+                ("--to", self._given("--to", self.end, now_seconds), record.to_millis),
+                ("--into", self.into, record.into),
+                ("--in-place", self.in_place or None, record.into is None),
+                ("--only-stream", self.only_stream, record.only_stream),
+                ("--dead-letters", self.dead_letters or None, record.dead_letters is not None),
             )
             if given is not None and given != expected
         ]

@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from kcl_pipeline.leases.application.replay_record import ReplayRecord
 
 
-def plan(found: ReplayPlan, *, dry_run: bool = False) -> list[str]:
+def plan(planned: ReplayPlan, *, dry_run: bool = False) -> list[str]:
     """What a replay reads and writes."""
-    record = found.record
-    begun = "continues" if found.is_continued else "begins"
+    record = planned.record
+    begun = "continues" if planned.is_continued else "begins"
     if dry_run:
         begun = f"would {begun.removesuffix('s')}"
     if record.into is not None:
         where = f"into the side table {record.into}; the table of the pipeline is not written"
-    elif found.table is None:
+    elif planned.table is None:
         where = "by the function of the pipeline, at least once; its rows are repeated"
     else:
-        where = f"into {found.table}, the table of the pipeline, where its rows are repeated"
-    first = f"the replay {found.replay_id} {begun}: application {found.name}"
-    if found.letters is not None:
-        return [first, *_letters(found, found.letters)]
+        where = f"into {planned.table}, the table of the pipeline, where its rows are repeated"
+    first = f"the replay {planned.replay_id} {begun}: application {planned.name}"
+    if planned.letters is not None:
+        return [first, *_letters(planned, planned.letters)]
     begin, end = (one.isoformat(timespec="milliseconds") for one in (record.begin, record.end))
     return [
         first,
-        f"records of {', '.join(found.streams)} that arrived from {begin} to {end} (exclusive)",
+        f"records of {', '.join(planned.streams)} that arrived from {begin} to {end} (exclusive)",
         f"each record lands once more {where}",
     ]
 
 
-def _letters(found: ReplayPlan, letters: PlannedLetters) -> list[str]:
+def _letters(planned: ReplayPlan, letters: PlannedLetters) -> list[str]:
     """What a replay of dead letters reads and writes."""
-    record, times = found.record, _times(found.record)
+    record, times = planned.record, _times(planned.record)
     which = "".join(
         f" {word} {time}"
         for word, time in (("from", times[0]), ("before", times[1]))
@@ -59,14 +59,14 @@ def _letters(found: ReplayPlan, letters: PlannedLetters) -> list[str]:
             f"each record lands once in the side table {record.into}; the table of the pipeline is "
             "not written, and no dead letter is marked"
         )
-    elif found.table is None:
+    elif planned.table is None:
         lines.append(
             "the function of the pipeline receives each record at least once; then the dead "
             "letters are marked as replayed"
         )
     else:
         lines.append(
-            f"each record lands once in {found.table}, the table of the pipeline; then the dead "
+            f"each record lands once in {planned.table}, the table of the pipeline; then the dead "
             "letters are marked as replayed"
         )
     if letters.unreadable:
@@ -87,13 +87,13 @@ def _times(record: ReplayRecord) -> tuple[str | None, str | None]:
     )
 
 
-def dry_run(found: ReplayPlan, shards: Mapping[str, int]) -> list[str]:
+def dry_run(planned: ReplayPlan, shards: Mapping[str, int]) -> list[str]:
     """What a replay would do."""
-    when = "at the begin of the range" if found.letters is None else "with dead letters"
+    when = "at the begin of the range" if planned.letters is None else "with dead letters"
     counts = "; ".join(
         f"{name}: {counted(number, 'shard')} {when}" for name, number in shards.items()
     )
-    return [*plan(found, dry_run=True), *filter(None, [counts]), "dry run: nothing was written"]
+    return [*plan(planned, dry_run=True), *filter(None, [counts]), "dry run: nothing was written"]
 
 
 def replayed(done: Replayed) -> list[str]:
@@ -121,19 +121,19 @@ def replayed(done: Replayed) -> list[str]:
     return lines
 
 
-def plan_as_dict(found: ReplayPlan) -> dict[str, Any]:
+def plan_as_dict(planned: ReplayPlan) -> dict[str, Any]:
     """A replay for JSON output."""
-    record, letters = found.record, found.letters
+    record, letters = planned.record, planned.letters
     begin, end = _times(record)
     return {
-        "replay_id": found.replay_id,
-        "application": found.name,
-        "streams": list(found.streams if letters is None else letters.streams),
+        "replay_id": planned.replay_id,
+        "application": planned.name,
+        "streams": list(planned.streams if letters is None else letters.streams),
         "from": begin,
         "to": end,
         "into": record.into,
         "in_place": record.into is None,
-        "is_continued": found.is_continued,
+        "is_continued": planned.is_continued,
         "dead_letters": None
         if letters is None
         else {
@@ -145,9 +145,9 @@ def plan_as_dict(found: ReplayPlan) -> dict[str, Any]:
     }
 
 
-def dry_run_as_dict(found: ReplayPlan, shards: Mapping[str, int]) -> dict[str, Any]:
+def dry_run_as_dict(planned: ReplayPlan, shards: Mapping[str, int]) -> dict[str, Any]:
     """A dry run for JSON output."""
-    return {"dry_run": True, **plan_as_dict(found), "shards": dict(shards)}
+    return {"dry_run": True, **plan_as_dict(planned), "shards": dict(shards)}
 
 
 def replayed_as_dict(done: Replayed) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _MOST_LOCK_SECONDS: Final = 150.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedRows:
     """The rows of one read.
 
     Attributes:
@@ -56,7 +56,7 @@ class Liveness:
     def __init__(self, app: ApplicationControl) -> None:
         self._app = app
 
-    def look(self) -> Seen:
+    def look(self) -> ObservedRows:
         """Read the rows. A missing table has none.
 
         Raises:
@@ -78,23 +78,23 @@ class Liveness:
                 has_unknown = True
         leases = self._leases()
         owner, seconds = self._leader()
-        return Seen(workers, leases, owner, has_unknown, seconds)
+        return ObservedRows(workers, leases, owner, has_unknown, seconds)
 
-    def seconds(self, seen: Seen) -> float:
+    def seconds(self, rows: ObservedRows) -> float:
         """Return how long the rows must not change. 0: there is nothing to observe."""
-        if seen.is_empty:
+        if rows.is_empty:
             return 0.0
         settings = self._app.settings
         period = max(self._app.report_seconds, SHORTEST_PERIOD_SECONDS)
-        if seen.has_unknown:
+        if rows.has_unknown:
             period = max(period, JAVA_PERIOD_SECONDS)
         lease = settings.lease.failover_time_millis + settings.lease_discovery_interval_millis
-        lock = min(seen.lock_seconds, _MOST_LOCK_SECONDS)
-        return max(REPORTS * period if seen.workers else 0.0, lease / 1000, lock)
+        lock = min(rows.lock_seconds, _MOST_LOCK_SECONDS)
+        return max(REPORTS * period if rows.workers else 0.0, lease / 1000, lock)
 
     def living(
         self, on_wait: Callable[[float], None] = lambda _: None
-    ) -> tuple[Seen, tuple[str, ...]]:
+    ) -> tuple[ObservedRows, tuple[str, ...]]:
         """Observe the rows.
 
         The wait ends early, one reporting period after its start, if a process is alive.
@@ -145,7 +145,7 @@ class Liveness:
                 return None, 0.0
 
 
-def changes(before: Seen, after: Seen) -> tuple[str, ...]:
+def changes(before: ObservedRows, after: ObservedRows) -> tuple[str, ...]:
     """Return one sentence per process that wrote between two reads."""
     found = [
         f"the worker {printable(worker_id)} has reported"
@@ -163,10 +163,10 @@ def changes(before: Seen, after: Seen) -> tuple[str, ...]:
     return tuple(found)
 
 
-def candidates(seen: Seen) -> tuple[str, ...]:
+def candidates(rows: ObservedRows) -> tuple[str, ...]:
     """Return the processes that the rows name, alive or not."""
-    owners = {owner for owner, _ in seen.leases.values()}
-    names = [f"worker {printable(one)}" for one in sorted(owners | set(seen.workers))]
-    if seen.leader is not None:
-        names.append(f"leader {printable(seen.leader[0])}")
+    owners = {owner for owner, _ in rows.leases.values()}
+    names = [f"worker {printable(one)}" for one in sorted(owners | set(rows.workers))]
+    if rows.leader is not None:
+        names.append(f"leader {printable(rows.leader[0])}")
     return tuple(names)

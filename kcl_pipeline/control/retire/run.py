@@ -1,15 +1,15 @@
-"""End an application: refuse while it lives, pause it, and delete its parts.
+"""End an application: refuse while it lives, pause it, and delete its resources.
 
 1. The rows are observed. If a worker or a leader is alive, nothing is changed.
 2. The application is paused, so no worker starts. Then the rows are read once more.
-3. The announcements, the fan-out consumers and all tables but one are deleted. A part that fails
-   does not stop the others.
+3. The announcements, the fan-out consumers and all tables but one are deleted. A resource that
+   fails does not stop the others.
 4. The table with the pause and the record of the streams is deleted after everything else: the
-   coordinator-state table, or the single table. While a part has failed, it stays, and another call
-   completes the work.
+   coordinator-state table, or the single table. While a resource has failed, it stays, and another
+   call completes the work.
 
-Each deletion names what was found, by its id, and is repeated until the part is gone. So a lost
-answer does no harm, and a part that another process makes anew is not deleted.
+Each deletion names what was found, by its id, and is repeated until the resource is gone. So a lost
+answer does no harm, and a resource that another process makes anew is not deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeVar
 
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.retire.alive import POLL_SECONDS, Liveness, candidates, changes
-from kcl_pipeline.control.retire.parts import Part, PartFinder, Parts
+from kcl_pipeline.control.retire.resources import Resource, ResourceFinder, Resources
 from kcl_pipeline.errors import (
     ApplicationInUseError,
     KclError,
@@ -35,7 +35,7 @@ from kcl_pipeline.leases.deletion import Presence
 from kcl_pipeline.text import printable
 
 PART_SECONDS: Final = 120.0
-"""Longest time for the deletion of one part."""
+"""Longest time for the deletion of one resource."""
 SINK_ATTEMPTS: Final = 3
 CALL_ATTEMPTS: Final = 5
 REASON: Final = "it is being retired"
@@ -47,21 +47,21 @@ class RetirePlan:
     """What a retirement would delete.
 
     Attributes:
-        parts: The parts and what stays.
+        resources: The resources and what stays.
         named: Processes that the rows name, alive or not.
         observed_seconds: How long their rows are observed before anything is deleted.
     """
 
-    parts: Parts
+    resources: Resources
     named: tuple[str, ...]
     observed_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class PartResult:
-    """The result of one part. `reason` is empty for `deleted`."""
+class ResourceResult:
+    """The result of one resource. `reason` is empty for `deleted`."""
 
-    part: Part
+    resource: Resource
     outcome: Literal["deleted", "failed", "kept"]
     reason: str = ""
 
@@ -71,19 +71,19 @@ class Retired:
     """The result of a retirement.
 
     Attributes:
-        parts: What was found.
+        resources: What was found.
         results: The results, in the order of the deletion.
         is_paused: Whether the application is still paused.
     """
 
-    parts: Parts
-    results: tuple[PartResult, ...]
+    resources: Resources
+    results: tuple[ResourceResult, ...]
     is_paused: bool
 
     @property
     def is_complete(self) -> bool:
         """Whether everything is deleted."""
-        return not self.parts.problems and all(one.outcome == "deleted" for one in self.results)
+        return not self.resources.problems and all(one.outcome == "deleted" for one in self.results)
 
 
 class Retiring:
@@ -91,14 +91,14 @@ class Retiring:
 
     Args:
         app: The application.
-        finder: Finds its parts.
+        finder: Finds its resources.
         on_wait: Called once with the seconds of the observation.
     """
 
     def __init__(
         self,
         app: ApplicationControl,
-        finder: PartFinder,
+        finder: ResourceFinder,
         on_wait: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._app = app
@@ -117,7 +117,7 @@ class Retiring:
         return RetirePlan(self._finder.find(), candidates(seen), self._liveness.seconds(seen))
 
     def retire(self, confirm: str) -> Retired:
-        """Delete the parts.
+        """Delete the resources.
 
         Args:
             confirm: The name of the application, which the operator has typed.
@@ -137,19 +137,21 @@ class Retiring:
         last, living = self._liveness.living(self._on_wait)
         self._require_dead(living)
         control, is_new = self._pause()
-        results: tuple[PartResult, ...] = ()
+        results: tuple[ResourceResult, ...] = ()
         try:
             self._require_dead(changes(last, self._liveness.look()))
-            parts = self._finder.find()
-            _require_unprotected(parts)
-            results = self._delete_all(parts)
+            resources = self._finder.find()
+            _require_unprotected(resources)
+            results = self._delete_all(resources)
         finally:
             is_changed = any(one.outcome == "deleted" for one in results)
             if is_new and not is_changed and control is not None:
                 self._end_pause(control)
-        has_ended = any(one.part is parts.last and one.outcome == "deleted" for one in results)
+        has_ended = any(
+            one.resource is resources.last and one.outcome == "deleted" for one in results
+        )
         is_paused = control is not None and not has_ended and (is_changed or not is_new)
-        return Retired(parts, results, is_paused)
+        return Retired(resources, results, is_paused)
 
     def _refuse_other_layout(self) -> None:
         try:
@@ -194,36 +196,36 @@ class Retiring:
         except NotFoundError:
             return
 
-    def _delete_all(self, parts: Parts) -> tuple[PartResult, ...]:
-        results = [self._delete(part) for part in parts.first]
-        if parts.last is None:
+    def _delete_all(self, resources: Resources) -> tuple[ResourceResult, ...]:
+        results = [self._delete(resource) for resource in resources.first]
+        if resources.last is None:
             return tuple(results)
-        if parts.problems or any(one.outcome == "failed" for one in results):
+        if resources.problems or any(one.outcome == "failed" for one in results):
             reason = "it has the pause and the record, and other parts are not deleted yet"
-            return (*results, PartResult(parts.last, "kept", reason))
-        return (*results, self._delete(parts.last))
+            return (*results, ResourceResult(resources.last, "kept", reason))
+        return (*results, self._delete(resources.last))
 
-    def _delete(self, part: Part) -> PartResult:
-        """Repeat the deletion of a part until the part is gone."""
+    def _delete(self, resource: Resource) -> ResourceResult:
+        """Repeat the deletion of a resource until the resource is gone."""
         clock = self._app.clock
         deadline = clock.monotonic() + PART_SECONDS
         reason, sink_errors = "", 0
         while True:
             try:
-                presence = part.presence()
+                presence = resource.presence()
                 if presence is Presence.GONE:
-                    return PartResult(part, "deleted")
+                    return ResourceResult(resource, "deleted")
                 if presence is Presence.THERE:
-                    part.delete()
+                    resource.delete()
             except (ThrottledError, UnavailableError) as error:  # it may have been applied
                 reason = str(error)
             except SinkError as error:  # the store does not say which errors are transient
                 reason, sink_errors = str(error), sink_errors + 1
             except KclError as error:
-                return PartResult(part, "failed", str(error))
+                return ResourceResult(resource, "failed", str(error))
             if clock.monotonic() >= deadline or sink_errors >= SINK_ATTEMPTS:
                 text = reason or f"it is not gone after {PART_SECONDS:.0f} s"
-                return PartResult(part, "failed", text)
+                return ResourceResult(resource, "failed", text)
             clock.sleep(POLL_SECONDS)
 
     def _call(self, step: Callable[[], _T]) -> _T:
@@ -236,10 +238,10 @@ class Retiring:
         return step()
 
 
-def _require_unprotected(parts: Parts) -> None:
+def _require_unprotected(resources: Resources) -> None:
     """Look before the first deletion: half of an application is worse than all of it."""
-    every = (*parts.first, *(() if parts.last is None else (parts.last,)))
-    names = [part.name for part in every if part.is_protected]
+    every = (*resources.first, *(() if resources.last is None else (resources.last,)))
+    names = [resource.name for resource in every if resource.is_protected]
     if names:
         tables = ", ".join(printable(name) for name in names)
         raise SettingsError(

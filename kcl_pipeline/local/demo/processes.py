@@ -27,13 +27,13 @@ class StartFailed(KclError):  # noqa: N818 (a sentence for people)
     """A process of the demonstration did not start or ended early; the message gives details."""
 
 
-def free_port(wanted: int) -> int:
-    """Return `wanted` if that port of 127.0.0.1 is free, else any free port.
+def free_port(preferred: int) -> int:
+    """Return `preferred` if that port of 127.0.0.1 is free, else any free port.
 
     Raises:
         StartFailed: No port is free.
     """
-    for port in (wanted, 0):
+    for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

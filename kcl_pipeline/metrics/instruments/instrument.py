@@ -89,7 +89,7 @@ class Instrument:
     @property
     def events(self) -> Mapping[type[Event], Measure]:
         """Types of the events that feed it, and the value of each."""
-        return {self.fed_by: _one} if isinstance(self.fed_by, type) else self.fed_by
+        return {self.fed_by: _count_one} if isinstance(self.fed_by, type) else self.fed_by
 
     @property
     def prometheus_kind(self) -> Kind:
@@ -101,7 +101,7 @@ class Instrument:
         return Observation(self, value, attributes)
 
 
-def _one(_: Event) -> int:
+def _count_one(_: Event) -> int:
     return 1
 
 

@@ -138,10 +138,11 @@ class ShardLog:
         """Index of the first record that arrived at `millis` or later."""
         return max(self._trimmed, self._dropped + bisect_left(self._arrivals, millis))
 
-    def owns(self, parts: sequence.SequenceParts) -> bool:
-        """Whether a sequence number with these parts belongs to this shard."""
+    def owns(self, number: sequence.SequenceParts) -> bool:
+        """Whether the sequence number belongs to this shard."""
         return (
-            parts.shard_index == self.index and parts.shard_created_seconds == self.created_seconds
+            number.shard_index == self.index
+            and number.shard_created_seconds == self.created_seconds
         )
 
     def close(self, now_millis: int, children: tuple[ChildShard, ...]) -> None:

@@ -121,9 +121,9 @@ class World:
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
-def encode_token(kind: str, *parts: str | int | None) -> str:
-    """An opaque token: the parts and a checksum in base64."""
-    body = _ENCODER.encode([kind, *parts]).encode()
+def encode_token(kind: str, *fields: str | int | None) -> str:
+    """An opaque token: the fields and a checksum in base64."""
+    body = _ENCODER.encode([kind, *fields]).encode()
     return base64.b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode()
 
 

@@ -14,7 +14,7 @@ from kcl_pipeline.control import texts
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.moving import Moving
 from kcl_pipeline.control.pausing import Pausing
-from kcl_pipeline.control.retire.parts import PartFinder
+from kcl_pipeline.control.retire.resources import ResourceFinder
 from kcl_pipeline.control.retire.run import Retiring
 from kcl_pipeline.control.seek.run import Seeking
 from kcl_pipeline.control.seek.target import seek_target
@@ -213,7 +213,7 @@ def _seek(
 def _retire(
     pipeline: PipelineLike, app: ApplicationControl, config: RetireConfig, found: PipelineResources
 ) -> Outcome:
-    finder = PartFinder(
+    finder = ResourceFinder(
         app,
         open_removals(app.settings, found.aws.clients(app.settings), app.clock),
         pipeline.sink,
@@ -223,6 +223,6 @@ def _retire(
     if config.dry_run:
         plan = retiring.plan()
         lines = ["dry run", *texts.retire_plan(plan)]
-        return texts.retire_plan_as_dict(plan), lines, not plan.parts.problems
+        return texts.retire_plan_as_dict(plan), lines, not plan.resources.problems
     done = retiring.retire(config.confirm)
     return texts.retired_as_dict(done), texts.retired(done), done.is_complete

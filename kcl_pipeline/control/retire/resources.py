@@ -1,4 +1,4 @@
-"""Find the parts of an application that a retirement deletes, and what stays."""
+"""Find the resources of an application that a retirement deletes, and what stays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LETTERS: Final = ": a record that it has is not written a second time"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Resource:
     """Something that is deleted.
 
     Attributes:
@@ -52,37 +52,37 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """A part that cannot be looked at or deleted, and why."""
+class ResourceProblem:
+    """A resource that cannot be looked at or deleted, and why."""
 
     name: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Resources:
     """What a retirement deletes.
 
     Attributes:
-        first: Parts that are deleted first. Their order does not matter.
+        first: Those that are deleted first. Their order does not matter.
         last: The table that has the pause and the record of the streams.
-        problems: Parts that cannot be looked at.
+        problems: Resources that cannot be looked at.
         stays: Sentences about what is not deleted.
     """
 
-    first: tuple[Part, ...]
-    last: Part | None
-    problems: tuple[Problem, ...]
+    first: tuple[Resource, ...]
+    last: Resource | None
+    problems: tuple[ResourceProblem, ...]
     stays: tuple[str, ...]
 
     @property
-    def all(self) -> tuple[Part, ...]:
-        """All parts, in the order of their deletion."""
+    def all(self) -> tuple[Resource, ...]:
+        """All resources, in the order of their deletion."""
         return self.first if self.last is None else (*self.first, self.last)
 
 
-class PartFinder:
-    """Finds the parts of one application.
+class ResourceFinder:
+    """Finds the resources of one application.
 
     Args:
         app: The application.
@@ -102,12 +102,12 @@ class PartFinder:
         self._removals = removals
         self._sink = sink
         self._streams = streams
-        self._problems: list[Problem] = []
+        self._problems: list[ResourceProblem] = []
         self._stays: list[str] = []
         self._created: list[float] = []
 
-    def find(self) -> Parts:
-        """Look at everything. A part that cannot be looked at is a problem, not an error."""
+    def find(self) -> Resources:
+        """Look at everything. A resource that cannot be looked at is a problem, not an error."""
         self._problems, self._stays, self._created = [], [], []
         streams, recorded_sink = self._record()
         tables = self._attempt(f"tables of the application {self._app.name}", self._removals.tables)
@@ -117,8 +117,8 @@ class PartFinder:
         announcements = self._announcements(recorded_sink)
         first = [announcements, *[self._consumer(arn) for arn in self._arns(streams)], *before]
         self._streams_stay(streams)
-        return Parts(
-            tuple(part for part in first if part is not None),
+        return Resources(
+            tuple(resource for resource in first if resource is not None),
             last,
             tuple(self._problems),
             tuple(self._stays),
@@ -138,7 +138,7 @@ class PartFinder:
             return (), None
         return record.identity.streams, record.identity.sink
 
-    def _table(self, table: TableDeletion) -> Part | None:
+    def _table(self, table: TableDeletion) -> Resource | None:
         found = self._attempt(f"table {table.name}", table.find)
         if found is None:
             return None
@@ -149,7 +149,7 @@ class PartFinder:
                 f"the table {found.name}, because it has "
                 f"{counted(found.foreign_rows, 'row')} of other programs"
             )
-        return Part(
+        return Resource(
             "rows" if found.is_shared else "table",
             found.name,
             _about(found),
@@ -158,7 +158,7 @@ class PartFinder:
             is_protected=found.is_protected and not found.is_shared,
         )
 
-    def _announcements(self, recorded_sink: str | None) -> Part | None:
+    def _announcements(self, recorded_sink: str | None) -> Resource | None:
         sink = self._sink
         uri = options = letters = None
         if isinstance(sink, DeltaSink):
@@ -185,7 +185,7 @@ class PartFinder:
             self._stays.append(
                 f"{counted(found.unknown, 'announcement')} that cannot be read; vacuum deletes them"
             )
-        return _announcements_part(removal, found.names) if found.names else None
+        return _announcements_resource(removal, found.names) if found.names else None
 
     def _arns(self, recorded: tuple[RecordedStream, ...]) -> list[str]:
         """Return the ARNs of the recorded streams and of those that the settings name."""
@@ -198,7 +198,7 @@ class PartFinder:
             found |= {} if arn is None else {arn: None}
         return list(found)
 
-    def _consumer(self, stream_arn: str) -> Part | None:
+    def _consumer(self, stream_arn: str) -> Resource | None:
         removal = self._removals.consumers
         given = self._app.settings.consumers_by_stream.get(stream_arn)
         if given is not None:
@@ -212,7 +212,7 @@ class PartFinder:
                 "existed"
             )
             return None
-        return None if found is None else _consumer_part(removal, found)
+        return None if found is None else _consumer_resource(removal, found)
 
     def _is_older(self, consumer: RegisteredConsumer) -> bool:
         """Return whether the consumer existed before the first table of the application.
@@ -233,7 +233,7 @@ class PartFinder:
         try:
             return step()
         except KclError as error:
-            self._problems.append(Problem(name, str(error)))
+            self._problems.append(ResourceProblem(name, str(error)))
             return None
 
 
@@ -245,18 +245,18 @@ def _may_exist(uri: str, options: Mapping[str, str] | None) -> bool:
         return True
 
 
-def _about(found: TableFound) -> str:
-    about = counted(found.rows, "row")
-    if found.is_shared:
-        about += f" of {found.rows + found.foreign_rows}; the table stays"
-    return f"{about}; its deletion protection is on" if found.is_protected else about
+def _about(table: TableFound) -> str:
+    about = counted(table.rows, "row")
+    if table.is_shared:
+        about += f" of {table.rows + table.foreign_rows}; the table stays"
+    return f"{about}; its deletion protection is on" if table.is_protected else about
 
 
-def _announcements_part(removal: AnnouncementRemoval, names: tuple[str, ...]) -> Part:
+def _announcements_resource(removal: AnnouncementRemoval, names: tuple[str, ...]) -> Resource:
     def presence() -> Presence:
         return Presence.THERE if set(names) & set(removal.find().names) else Presence.GONE
 
-    return Part(
+    return Resource(
         "announcements",
         removal.uri,
         counted(len(names), "announced batch", "announced batches"),
@@ -265,14 +265,14 @@ def _announcements_part(removal: AnnouncementRemoval, names: tuple[str, ...]) ->
     )
 
 
-def _consumer_part(removal: ConsumerRemoval, consumer: RegisteredConsumer) -> Part:
+def _consumer_resource(removal: ConsumerRemoval, consumer: RegisteredConsumer) -> Resource:
     def presence() -> Presence:
         found = removal.find(consumer.stream_arn)
         if found is None or found.arn != consumer.arn:
             return Presence.GONE
         return Presence.LEAVING if found.is_leaving else Presence.THERE
 
-    return Part(
+    return Resource(
         "consumer",
         consumer.arn,
         f"registered as {consumer.name}",
