@@ -88,7 +88,7 @@ class ApplicationChange:
         self._election = election
         self._rejected = RejectedRows(events)
 
-    def accept_streams(self, wanted: ApplicationIdentity) -> Acceptance:
+    def accept_streams(self, configured: ApplicationIdentity) -> Acceptance:
         """Replace the recorded streams.
 
         If the application had several streams and still has, only the record changes. Otherwise all
@@ -108,7 +108,7 @@ class ApplicationChange:
             )
         record = self._coordinator_table.read_application()
         before = None if record is None else record.identity
-        after = _with_sink(wanted, before)
+        after = _with_sink(configured, before)
         if before is not None and before.mode == after.mode == "single_stream":
             known = before.streams[0]
             after = replace(after, streams=(known,)) if known.is_same(after.streams[0]) else after
@@ -128,23 +128,23 @@ class ApplicationChange:
             self._election.release()
         return Acceptance(before, after, deleted)
 
-    def accept_sink(self, wanted: ApplicationIdentity, token: str) -> Acceptance:
+    def accept_sink(self, configured: ApplicationIdentity, token: str) -> Acceptance:
         """Replace the recorded sink. The checkpoints do not change: the new sink continues there.
 
         The marks of the former table are removed from the leases, so that the new one is accepted.
 
         Args:
-            wanted: Has the new sink.
+            configured: Has the new sink.
             token: Unique text of this call.
 
         Raises:
             ApplicationInUseError: Workers are running, or another process changes a row.
         """
         record = self._coordinator_table.read_application()
-        if record is None or record.identity.sink == wanted.sink:
-            return Acceptance(None if record is None else record.identity, wanted)
+        if record is None or record.identity.sink == configured.sink:
+            return Acceptance(None if record is None else record.identity, configured)
         self._remove_marks(self._require_no_workers(), record, token)
-        after = replace(record.identity, sink=wanted.sink)
+        after = replace(record.identity, sink=configured.sink)
         self._record(after, record)
         return Acceptance(record.identity, after)
 
@@ -235,9 +235,9 @@ class ApplicationChange:
 
 
 def _with_sink(
-    wanted: ApplicationIdentity, before: ApplicationIdentity | None
+    configured: ApplicationIdentity, before: ApplicationIdentity | None
 ) -> ApplicationIdentity:
     """Return the identity of a start with the recorded sink, if there is a record."""
     if before is None:
-        return wanted
-    return replace(wanted, sink=before.sink, changing=False)
+        return configured
+    return replace(configured, sink=before.sink, changing=False)

@@ -35,7 +35,7 @@ from kcl_pipeline.leader.report import CycleReport, error_sentence, noted, repor
 from kcl_pipeline.leader.requests import OperatorRequests
 from kcl_pipeline.leader.streams.application import ApplicationGuard
 from kcl_pipeline.leader.streams.former import FormerStreams
-from kcl_pipeline.leader.streams.selection import Selection
+from kcl_pipeline.leader.streams.selection import StreamSelection
 from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leader.sync.deleted_rows import DeletedRows
 from kcl_pipeline.leader.sync.shards import ShardSync
@@ -88,7 +88,7 @@ class LeaderCycle:
         resume_own_name: bool = False,
         map: Map | None = None,  # noqa: A002 (it replaces the builtin)
         rng: Random | None = None,
-        selection: Selection | None = None,
+        selection: StreamSelection | None = None,
         spawn: Spawn | None = None,
         leases_per_probe: int = LEASES_PER_PROBE,
         stored: StoredShards | None = None,

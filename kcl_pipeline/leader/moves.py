@@ -21,7 +21,12 @@ How = Literal["assign", "hand off", "leave"]
 
 
 def how_to_move(
-    lease: Lease, to_worker: str, seen: Observation, *, graceful_enabled: bool, has_to_move: bool
+    lease: Lease,
+    to_worker: str,
+    observation: Observation,
+    *,
+    graceful_enabled: bool,
+    has_to_move: bool,
 ) -> How:
     """Return the write that a move needs.
 
@@ -32,13 +37,13 @@ def how_to_move(
     Args:
         lease: The row.
         to_worker: Destination of the move.
-        seen: Observations of this cycle.
+        observation: Observations of this cycle.
         graceful_enabled: Whether handoffs are enabled.
         has_to_move: Whether the plan cancels a running handoff.
     """
-    expired = lease.lease_key in seen.expired
+    expired = lease.lease_key in observation.expired
     if lease.in_handoff and not (
-        expired or has_to_move or lease.lease_key in seen.overdue_handoffs
+        expired or has_to_move or lease.lease_key in observation.overdue_handoffs
     ):
         return "leave"
     if lease.owner == to_worker and not lease.in_handoff and not expired:
@@ -75,7 +80,7 @@ class MoveWriter:
         self._leadership = leadership
         self._map = map_
 
-    def write(self, context: CycleContext, moves: Sequence[Move], seen: Observation) -> None:
+    def write(self, context: CycleContext, moves: Sequence[Move], observation: Observation) -> None:
         """Write the moves in their order.
 
         The next cycle plans a refused move again. After an error of one move, the others are
@@ -88,13 +93,13 @@ class MoveWriter:
                 how = how_to_move(
                     lease,
                     move.to_worker,
-                    seen,
+                    observation,
                     graceful_enabled=self._settings.is_graceful_lease_handoff_enabled,
                     has_to_move=move.from_worker is None,
                 )
                 if how != "leave":
                     wanted.append((move, lease, how))
-        write = partial(self._write_one, seen.expired)
+        write = partial(self._write_one, observation.expired)
         for begin in range(0, len(wanted), WRITES_AT_ONCE):
             if context.deadline.passed():
                 return
@@ -127,15 +132,15 @@ class MoveWriter:
         move: Move,
         before: Lease,
         how: How,
-        found: Lease | Exception | None,
+        outcome: Lease | Exception | None,
     ) -> None:
-        if isinstance(found, Exception):
-            context.errors.append(found)
-        elif found is None:
+        if isinstance(outcome, Exception):
+            context.errors.append(outcome)
+        elif outcome is None:
             self._events(MoveRefused(move.lease_key, move.to_worker))
         else:
-            context.leases[move.lease_key] = found
-            self._liveness.note_move(found, self._clock.monotonic())
+            context.leases[move.lease_key] = outcome
+            self._liveness.note_move(outcome, self._clock.monotonic())
             self._events(
                 LeaseMoved(
                     move.lease_key,

@@ -127,11 +127,11 @@ def preview(
 
 
 def _missing(
-    settings: ConsumerSettings, found: Scan, kinesis: KinesisClient, streams: Streams
+    settings: ConsumerSettings, scan: Scan, kinesis: KinesisClient, streams: Streams
 ) -> tuple[tuple[Lease, ...], tuple[StreamCoverage, ...]]:
     """The leases that a leader would create, and the coverage of each stream without them."""
-    leases, create = LeaseMap(found.leases), list[Lease]()
-    marks = {lease.stream_mark for lease in found.leases} - {None}
+    leases, create = LeaseMap(scan.leases), list[Lease]()
+    marks = {lease.stream_mark for lease in scan.leases} - {None}
     coverage: list[StreamCoverage] = []
     for name in streams.names():
         try:
@@ -143,7 +143,7 @@ def _missing(
         shard_sync = streams.shard_sync_of(stream)
         if stream.created_millis in marks:
             stream = replace(stream, lease_mark=stream.created_millis)
-        rows, unreadable = leases.of_stream(stream), keys_of(found.unreadable, stream)
+        rows, unreadable = leases.of_stream(stream), keys_of(scan.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
         if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
             create += initial_leases(kinesis, shard_sync, stream)
@@ -158,6 +158,6 @@ def _missing(
     return tuple(create), tuple(coverage)
 
 
-def _observe(liveness: Liveness, found: Scan) -> None:
-    times, bad = (found.scan_started, found.scan_finished), found.unreadable_workers
-    liveness.observe(found.leases, found.workers, *times, unreadable=bad)
+def _observe(liveness: Liveness, scan: Scan) -> None:
+    times, bad = (scan.scan_started, scan.scan_finished), scan.unreadable_workers
+    liveness.observe(scan.leases, scan.workers, *times, unreadable=bad)

@@ -38,22 +38,22 @@ class TakeResult:
 class _Ages:
     """When the counter of each lease was last seen to change, in monotonic seconds."""
 
-    seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+    counters: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def observe(self, leases: tuple[Lease, ...], now: float) -> None:
         """Compare a scan with the former one. A new lease without an owner is very old."""
-        before, self.seen = self.seen, {}
+        before, self.counters = self.counters, {}
         for lease in leases:
             known = before.get(lease.lease_key)
             if known is not None and known[0] == lease.counter:
-                self.seen[lease.lease_key] = known
+                self.counters[lease.lease_key] = known
             else:
                 at = -math.inf if known is None and lease.owner is None else now
-                self.seen[lease.lease_key] = (lease.counter, at)
+                self.counters[lease.lease_key] = (lease.counter, at)
 
     def note(self, lease: Lease, now: float) -> None:
         """Note a write of this worker."""
-        self.seen[lease.lease_key] = (lease.counter, now)
+        self.counters[lease.lease_key] = (lease.counter, now)
 
 
 class LeaseTaker:
@@ -109,7 +109,7 @@ class LeaseTaker:
         listing = self._table.list_leases()
         found = listing.of_form(self._table.name, multi_stream=self._is_multi_stream).leases
         self._ages.observe(found, self._clock.monotonic())
-        seen = [self._seen(lease, began) for lease in found]
+        seen = [self._with_age(lease, began) for lease in found]
         takings = leases_to_take(self._worker_id, seen, self._limits, self._rng)
         if takings.takes or takings.spilled:
             millis = (self._clock.monotonic() - began) * 1000
@@ -119,11 +119,11 @@ class LeaseTaker:
         taken = [one.lease_key for one in takings.takes if self._take(one, leases[one.lease_key])]
         return TakeResult(tuple(taken), must_repeat=len(taken) < len(takings.takes))
 
-    def _seen(self, lease: Lease, now: float) -> SeenLease:
+    def _with_age(self, lease: Lease, now: float) -> SeenLease:
         return SeenLease(
             lease.lease_key,
             lease.owner,
-            now - self._ages.seen[lease.lease_key][1],
+            now - self._ages.counters[lease.lease_key][1],
             ended=lease.ended,
             in_handoff=lease.in_handoff,
         )

@@ -59,11 +59,11 @@ class TableDeletion(Protocol):
         """
         ...
 
-    def presence(self, found: TableFound) -> Presence:
+    def presence(self, target: TableFound) -> Presence:
         """Return whether the table, or a row of the application in a shared table, exists."""
         ...
 
-    def delete(self, found: TableFound) -> None:
+    def delete(self, target: TableFound) -> None:
         """Request the deletion once.
 
         The caller repeats it until `presence` is `GONE`. A table that another process creates

@@ -22,20 +22,20 @@ ATTEMPTS: Final = 5
 
 
 def check_application(
-    name: str, coordinator_table: CoordinatorStateTable, wanted: ApplicationIdentity
+    name: str, coordinator_table: CoordinatorStateTable, configured: ApplicationIdentity
 ) -> ApplicationRecord:
     """Refuse a start that does not fit the recorded identity. Writes nothing.
 
     Returns:
-        The record; one with `wanted`, and the requests of an operator, if there is none.
+        The record; one with `configured`, and the requests of an operator, if there is none.
 
     Raises:
         OtherApplicationError: The start does not fit.
     """
     record = coordinator_table.read_application()
     if record is None:
-        return ApplicationRecord(wanted, "", coordinator_table.read_control())
-    successor(name, record.identity, wanted)
+        return ApplicationRecord(configured, "", coordinator_table.read_control())
+    successor(name, record.identity, configured)
     return record
 
 
@@ -43,7 +43,7 @@ def ensure_application(
     name: str,
     coordinator_table: CoordinatorStateTable,
     lease_table: LeaseTable,
-    wanted: ApplicationIdentity,
+    configured: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
 ) -> ApplicationRecord:
     """Record the identity, or the streams that a start adds, and return the record.
@@ -54,7 +54,7 @@ def ensure_application(
         name: Name of the application.
         coordinator_table: The coordinator-state table.
         lease_table: The lease table.
-        wanted: The identity of the start.
+        configured: The identity of the start.
         list_shards: Lists all shards of a single stream. Called only if there are leases but no
             record.
 
@@ -64,9 +64,9 @@ def ensure_application(
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()
         if record is None:
-            following = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
+            following = check_leases(name, coordinator_table, lease_table, configured, list_shards)
         else:
-            following = successor(name, record.identity, wanted)
+            following = successor(name, record.identity, configured)
             if following == record.identity:
                 return record
         if coordinator_table.put_application(following, replacing=record):
@@ -97,23 +97,25 @@ def check_leases(
     name: str,
     coordinator_table: CoordinatorStateTable,
     lease_table: LeaseTable,
-    wanted: ApplicationIdentity,
+    configured: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
 ) -> ApplicationIdentity:
     """Compare existing leases with a start without a record, and return the identity to record.
 
     If the leases do not fit, but another process has recorded the application meanwhile, its record
-    decides, and `wanted` is returned. Writes nothing.
+    decides, and `configured` is returned. Writes nothing.
 
     Raises:
         OtherApplicationError: The leases are those of other streams, and there is no record.
     """
     leases = lease_table.list_leases().leases
     if not leases:
-        return wanted
-    reason = contradiction(leases, wanted, list_shards() if wanted.mode == "single_stream" else ())
+        return configured
+    reason = contradiction(
+        leases, configured, list_shards() if configured.mode == "single_stream" else ()
+    )
     if reason is not None and coordinator_table.read_application() is not None:
-        return wanted
+        return configured
     if reason is not None:
         raise OtherApplicationError(
             f"the leases in the table {lease_table.name} are not those of the application {name!r} "
@@ -121,7 +123,7 @@ def check_leases(
             f"stop its workers and run {ACCEPT_STREAMS}"
         )
     inside = [lease.lease_key for lease in leases if lease.checkpoint.sub_sequence_number]
-    if wanted.whole_aggregates and inside:
+    if configured.whole_aggregates and inside:
         raise OtherApplicationError(
             f"retrieval.skip_kpl_deaggregation=True, but the checkpoint of {inside[0]} in the "
             f"table {lease_table.name} is inside of a KPL aggregate; write "
@@ -129,9 +131,9 @@ def check_leases(
         )
     marks = {lease.stream_mark for lease in leases} - {None}
     streams = tuple(
-        replace(stream, renewed=stream.created_millis in marks) for stream in wanted.streams
+        replace(stream, renewed=stream.created_millis in marks) for stream in configured.streams
     )
-    return replace(wanted, streams=streams)
+    return replace(configured, streams=streams)
 
 
 def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:

@@ -72,14 +72,14 @@ def ensure_client_version(
 
 
 def version_of_start(
-    table: str, found: MigrationState | None, config: ClientVersionConfig = CONFIG_3X
+    table: str, state: MigrationState | None, config: ClientVersionConfig = CONFIG_3X
 ) -> str:
     """Return the version that is stored after a start with this setting.
 
     Raises:
         IncompatibleTableError: The stored version is unknown.
     """
-    stored = VERSION_INIT if found is None else found.client_version
+    stored = VERSION_INIT if state is None else state.client_version
     if stored in _KEPT:
         return stored
     if stored == VERSION_3X_WITH_ROLLBACK:
@@ -93,13 +93,13 @@ def version_of_start(
 
 
 def followed_by(
-    found: MigrationState | None, version: str, worker_id: str, now_millis: int
+    state: MigrationState | None, version: str, worker_id: str, now_millis: int
 ) -> MigrationState:
     """Return the row with a new version, and the former one in its history."""
-    if found is None:
+    if state is None:
         history = ((VERSION_INIT, worker_id, now_millis),)
         return MigrationState(version, worker_id, now_millis, history)
-    past = ((found.client_version, found.modified_by, found.modified_millis), *found.history)
+    past = ((state.client_version, state.modified_by, state.modified_millis), *state.history)
     return MigrationState(version, worker_id, now_millis, past[:HISTORY_LENGTH])
 
 
@@ -170,11 +170,11 @@ class ClientVersion:
         self._follow(wanted)
         return True
 
-    def _follow(self, found: MigrationState) -> None:
-        before, self.state = self.state, found
+    def _follow(self, state: MigrationState) -> None:
+        before, self.state = self.state, state
         self._next_look = self._clock.monotonic() + LOOK_SECONDS
-        if before is not None and before.client_version != found.client_version:
-            self._changed(before, found)
+        if before is not None and before.client_version != state.client_version:
+            self._changed(before, state)
 
     @property
     def is_final(self) -> bool:

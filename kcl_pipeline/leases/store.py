@@ -110,7 +110,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ConditionCheck:
     """Require conditions of a row of any table, as a part of a transaction, without changing it."""
 
     store: RowStore
@@ -135,7 +135,7 @@ class Elsewhere:
     changes: Changes | None = None
 
 
-Write = Put | Update | Check | Elsewhere
+Write = Put | Update | ConditionCheck | Elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class RowStore(Protocol):
         """
         ...
 
-    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+    def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """Return conditions of a row of this table, for a transaction of any table."""
         ...
 
@@ -220,14 +220,14 @@ class LeaseStore(RowStore, Protocol):
         ...
 
 
-def same_value(one: AttributeValue | None, other: AttributeValue | None) -> bool:
+def same_value(value: AttributeValue | None, other: AttributeValue | None) -> bool:
     """Return whether two attributes are equal in DynamoDB: numbers by value, sets unordered."""
-    if one is None or other is None or one == other:
-        return one == other
-    if one.keys() != other.keys():
+    if value is None or other is None or value == other:
+        return value == other
+    if value.keys() != other.keys():
         return False
-    kind = next(iter(one), "")
-    left, right = one.get(kind), other.get(kind)
+    kind = next(iter(value), "")
+    left, right = value.get(kind), other.get(kind)
     if kind == "N":
         return Decimal(str(left)) == Decimal(str(right))
     if kind in {"SS", "NS", "BS"}:
@@ -235,10 +235,10 @@ def same_value(one: AttributeValue | None, other: AttributeValue | None) -> bool
     return bool(left == right)
 
 
-def same_item(one: Item | None, other: Item | None) -> bool:
+def same_item(item: Item | None, other: Item | None) -> bool:
     """Return whether two rows have the same attributes with the same values."""
-    if one is None or other is None:
-        return one is other
-    return one.keys() == other.keys() and all(
-        same_value(value, other[name]) for name, value in one.items()
+    if item is None or other is None:
+        return item is other
+    return item.keys() == other.keys() and all(
+        same_value(value, other[name]) for name, value in item.items()
     )

@@ -30,7 +30,7 @@ from kcl_pipeline.metrics.instruments.instrument import (
     Instrument,
     Kind,
     Level,
-    Observation,
+    MetricValue,
 )
 
 MAX_SHARDS: Final = 1_000
@@ -70,7 +70,7 @@ class Dimensions:
         }
         self._resolved: dict[tuple[Instrument, Attributes], Attributes | None] = {}
 
-    def applied(self, values: Iterable[Observation]) -> list[Observation]:
+    def applied(self, values: Iterable[MetricValue]) -> list[MetricValue]:
         """Return the values that the settings want, with their dimensions."""
         found = []
         for one in values:
@@ -80,7 +80,7 @@ class Dimensions:
             if resolved is _UNKNOWN:
                 resolved = self._resolve(key)
             if resolved is not None:
-                found.append(Observation(instrument, value, resolved))
+                found.append(MetricValue(instrument, value, resolved))
         return found
 
     def _resolve(self, key: tuple[Instrument, Attributes]) -> Attributes | None:

@@ -27,7 +27,7 @@ class HasCloudWatch(Protocol):
         """The CloudWatch client, created on first use."""
 
 
-class WorkerMetrics:
+class WorkerMetricsExport:
     """An event sink that exports metrics from the start of a worker to its end.
 
     The exporters are opened when the worker has started, and closed when it has stopped. So a
@@ -72,7 +72,7 @@ def observed_worker(
     if is_exported(settings):
         require_exporters(settings)
         given = events
-        metrics = WorkerMetrics(
+        metrics = WorkerMetricsExport(
             worker_id, lambda: open_feed(settings, clock, given, worker_id, clients)
         )
         events = fan_out(events, metrics)

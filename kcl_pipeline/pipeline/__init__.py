@@ -36,7 +36,7 @@ from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leader.streams.selection import Selection
+from kcl_pipeline.leader.streams.selection import StreamSelection
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
 from kcl_pipeline.metrics.platform import select_provider
@@ -309,7 +309,7 @@ class KinesisPipeline:
             events,
             owner_name,
             resume_own_name=resume_own_name,
-            selection=None if select is None else Selection(select, clock, events),
+            selection=None if select is None else StreamSelection(select, clock, events),
             map=pool.map,
             spawn=spawn_thread,
             stored=self.output().stored_shards(),

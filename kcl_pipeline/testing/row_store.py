@@ -30,8 +30,8 @@ from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,
     Changes,
-    Check,
     Condition,
+    ConditionCheck,
     Differs,
     Elsewhere,
     Equals,
@@ -150,7 +150,8 @@ class MemoryStore:
             with self._lock:
                 found = [
                     write.store.find(key)
-                    if isinstance(write, Check | Elsewhere) and isinstance(write.store, MemoryStore)
+                    if isinstance(write, ConditionCheck | Elsewhere)
+                    and isinstance(write.store, MemoryStore)
                     else self._rows.get(key)
                     for key, write in zip(keys, writes, strict=True)
                 ]
@@ -169,13 +170,15 @@ class MemoryStore:
             return refused
 
         written = (
-            key for key, write in zip(keys, writes, strict=True) if not isinstance(write, Check)
+            key
+            for key, write in zip(keys, writes, strict=True)
+            if not isinstance(write, ConditionCheck)
         )
         return self._applied("TransactWriteItems", ",".join(written), apply)
 
-    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+    def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """See `store.RowStore`."""
-        return Check(self, key, conditions)
+        return ConditionCheck(self, key, conditions)
 
     def _write_elsewhere(self, write: Elsewhere, item: Item | None) -> None:
         store = write.store

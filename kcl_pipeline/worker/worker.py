@@ -36,7 +36,7 @@ from kcl_pipeline.sinks.sink import CheckedSink
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
-from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
+from kcl_pipeline.worker.failures.pauses import ShardPause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.lease_loop import LeaseLoop
 from kcl_pipeline.worker.monitoring.activity import Activity, WatchedWriter
@@ -402,7 +402,7 @@ class Worker:
             stalled=self.stalls.found,
         )
 
-    def paused(self) -> dict[str, Pause]:
+    def paused(self) -> dict[str, ShardPause]:
         """Return the shards whose transform fails, by lease key. Any thread may call it."""
         return self._runner.pauses.current()
 

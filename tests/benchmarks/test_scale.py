@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import dynamodb_cost, scale
 from benchmarks.capacity import Meter, MeteredStore, size_of
-from kcl_pipeline.leases.store import Absent, Changes, Check, Equals, Put
+from kcl_pipeline.leases.store import Absent, Changes, ConditionCheck, Equals, Put
 from kcl_pipeline.testing.clock import VirtualClock
 
 KB = 1_024
@@ -72,7 +72,7 @@ def test_a_change_of_the_owner_writes_the_index(store: MeteredStore) -> None:
 
 def test_transactions_cost_twice_as_much(store: MeteredStore) -> None:
     lock = MeteredStore("coordinator", "key", VirtualClock())
-    check = Check(lock, "Leader", [Absent("key")])
+    check = ConditionCheck(lock, "Leader", [Absent("key")])
     puts = [Put(row(key), [Absent("leaseKey")]) for key in "ab"]
     assert store.transact([check, *puts]) == frozenset()
     assert used(store) == (0, 6)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters
-from kcl_pipeline.cli.doctor.finding import Level
+from kcl_pipeline.cli.doctor.finding import Severity
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.settings import DeltaSink
 from tests.delta.test_replayed import letters, marked
@@ -79,21 +79,21 @@ def test_doctor_reports_count_growth_and_a_table_that_cannot_be_read(
 ) -> None:
     clock = SystemClock()
     (none,) = check_dead_letters(str(tmp_path / "none"), {}, clock)
-    assert (none.level, "no table" in none.text) == (Level.OK, True)
+    assert (none.level, "no table" in none.text) == (Severity.OK, True)
     now = datetime.fromtimestamp(clock.wall(), UTC)
     worker = dead_letter_table(table)
     worker.append(letters(3, at=now))
     (some,) = check_dead_letters(table, {}, clock)
-    assert some.level is Level.WARNING
+    assert some.level is Severity.WARNING
     assert "3 records" in some.text
     assert "3 not replayed; it grew by 1 in the last hour" in some.text
     run(
         "dead-letters", "--uri", table, "--mark-replayed", "--failed-before", "9999-01-01T00:00:00Z"
     )
     (done,) = check_dead_letters(table, {}, clock)
-    assert (done.level, "0 not replayed" in done.text) == (Level.OK, True)
+    assert (done.level, "0 not replayed" in done.text) == (Severity.OK, True)
     for file in Path(table).rglob("*.parquet"):
         file.write_bytes(b"broken")
     (broken,) = check_dead_letters(table, {}, clock)
-    assert broken.level is Level.PROBLEM
+    assert broken.level is Severity.PROBLEM
     assert "cannot be read" in broken.text

@@ -18,8 +18,8 @@ from kcl_pipeline.cli.top.keys import ESCAPE, Keyboard, Sort, ViewState, split_k
 from kcl_pipeline.cli.top.snapshot import (
     HANDOFF,
     LeaseRow,
-    MoveLog,
-    MoveRow,
+    OwnerChange,
+    OwnerChanges,
     Snapshot,
     WorkerRow,
     read_snapshot,
@@ -47,7 +47,7 @@ LEASES = (
     LeaseRow("shardId-3", None, "free", None, False, None, "TRIM_HORIZON"),
     LeaseRow("shardId-5", "w-9", "held", None, False, None, "52"),
 )
-MOVES = (MoveRow(1_000.0, "shardId-1", "w-1", "w-2", "moved"),)
+MOVES = (OwnerChange(1_000.0, "shardId-1", "w-1", "w-2", "moved"),)
 SNAPSHOT = Snapshot("orders", 1_000.0, "leader w-1", None, WORKERS, LEASES, 7, MOVES)
 
 
@@ -160,7 +160,7 @@ def test_text_of_rows_is_escaped_and_no_markup():
         (WorkerRow(evil, 1, 1.0, None, None, 1.0, (evil,)),),
         (LeaseRow(evil, evil, evil, 1, False, 1.0, evil),),
         0,
-        (MoveRow(0.0, evil, evil, evil, evil),),
+        (OwnerChange(0.0, evil, evil, evil, evil),),
     )
     shown = page(snapshot, ViewState(filter="boom"), width=400, height=40, problem=evil)
     assert shown.count("[red]x[/red]\\x1b[2J\\n:boom:\\u202e") >= 3, "the head"
@@ -245,34 +245,34 @@ def lease(key: str, owner: str | None, **changes) -> Lease:
 
 
 def test_moves_are_changes_between_two_snapshots():
-    log = MoveLog()
+    log = OwnerChanges()
     first = [lease("s-1", "a"), lease("s-2", "a", checkpoint_owner="b"), lease("s-3", None)]
-    handoff = MoveRow(1.0, "s-2", "b", "a", HANDOFF)
+    handoff = OwnerChange(1.0, "s-2", "b", "a", HANDOFF)
     assert log.follow(first, 1.0) == (handoff,)
     assert log.follow(first, 2.0) == (handoff,)
     second = [lease("s-1", "b"), lease("s-2", "a"), lease("s-3", "b"), lease("s-4", "a")]
     assert log.follow(second, 3.0) == (
-        MoveRow(3.0, "s-4", None, "a", "assigned"),
-        MoveRow(3.0, "s-3", None, "b", "assigned"),
-        MoveRow(3.0, "s-1", "a", "b", "moved"),
+        OwnerChange(3.0, "s-4", None, "a", "assigned"),
+        OwnerChange(3.0, "s-3", None, "b", "assigned"),
+        OwnerChange(3.0, "s-1", "a", "b", "moved"),
         replace(handoff, outcome="moved"),
     )
     third = [lease("s-1", None), lease("s-2", "b", checkpoint_owner="a")]
     assert log.follow(third, 4.0)[:2] == (
-        MoveRow(4.0, "s-2", "a", "b", HANDOFF),
-        MoveRow(4.0, "s-1", "b", None, "released"),
+        OwnerChange(4.0, "s-2", "a", "b", HANDOFF),
+        OwnerChange(4.0, "s-1", "b", None, "released"),
     )
     assert log.follow([lease("s-2", "a")], 5.0)[0].outcome == "canceled"
 
 
 def test_a_handoff_of_an_ended_lease_is_not_open_for_ever():
-    log = MoveLog()
+    log = OwnerChanges()
     log.follow([lease("s-1", "a", checkpoint_owner="b")], 1.0)
     assert log.follow([], 2.0)[0].outcome == "canceled"
 
 
 def test_only_the_last_moves_are_kept():
-    log = MoveLog()
+    log = OwnerChanges()
     for number in range(60):
         found = log.follow([lease("s-1", f"w-{number}")], float(number))
     assert [move.to_worker for move in found] == [f"w-{number}" for number in range(59, 39, -1)]
@@ -322,7 +322,7 @@ def test_a_snapshot_of_an_application(environment, fleet):
     ended = fleet.tables.lease.get(fleet.keys[1])
     assert fleet.tables.lease.update_checkpoint(ended, checkpoint=SHARD_END)
     assert fleet.tables.lease.initiate_handoff(fleet.tables.lease.get(fleet.keys[0]), "blue-2")
-    app, log = target(fleet.name, None, None), MoveLog()
+    app, log = target(fleet.name, None, None), OwnerChanges()
     found = read_snapshot(app, log)
     assert (len(found.leases), found.ended, len(found.workers)) == (3, 1, 2)
     rows = {row.lease_key: row for row in found.leases}

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
-from kcl_pipeline.cli.doctor.finding import Level
+from kcl_pipeline.cli.doctor.finding import Severity
 from kcl_pipeline.cli.doctor.output import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
@@ -220,7 +220,7 @@ def test_a_store_without_conditional_writes_is_refused(
             use()
     assert not [path for path in proxy.paths("PUT") if "_delta_log" in path]
     (found,) = check_output(DeltaSink(uri), "app")
-    assert found.level is Level.PROBLEM
+    assert found.level is Severity.PROBLEM
     assert "If-None-Match" in found.text
     store = boto3.client("s3", endpoint_url=proxy.url).list_objects_v2(Bucket=BUCKET)
     assert not [one["Key"] for one in store["Contents"] if "probe" in one["Key"]]

@@ -5,7 +5,7 @@ import pytest
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import AwsTrouble, StreamsDiffer
-from kcl_pipeline.leader.streams.selection import ASK_SECONDS, Selection, selected_streams
+from kcl_pipeline.leader.streams.selection import ASK_SECONDS, StreamSelection, selected_streams
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.streams_world import StreamsWorld
 
@@ -38,7 +38,7 @@ class SelectingWorld(StreamsWorld):
         return self.selected
 
     def start(self, name, **overrides):
-        selection = Selection(self.select, self.clock, self.events.append, inline)
+        selection = StreamSelection(self.select, self.clock, self.events.append, inline)
         return super().start(
             name, selects_streams=True, selection=selection, select=self.select, **overrides
         )
@@ -102,7 +102,7 @@ def test_a_slow_answer_delays_nothing():
         def is_alive(self):
             return True
 
-    selection = Selection(
+    selection = StreamSelection(
         lambda: ["a"], clock, print, lambda _, target: waiting.append(target) or Hung()
     )
     for _ in range(5):

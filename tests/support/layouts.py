@@ -24,7 +24,7 @@ class LayoutWorld:
         stores = self.leases.view(), self.workers.view(), self.state.view()
         layout = Layout(
             *stores,
-            wanted=wanted,  # type: ignore[arg-type]
+            configured=wanted,  # type: ignore[arg-type]
             clock=self.clock,
         )
         return open_rows(layout, self.clock)

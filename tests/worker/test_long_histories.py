@@ -9,7 +9,7 @@ from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.worker.consumer import ConsumerState
-from kcl_pipeline.worker.failures.pauses import Pause
+from kcl_pipeline.worker.failures.pauses import ShardPause
 from kcl_pipeline.worker.shards.parents import ParentCheck
 from kcl_pipeline.worker.stopping.drain import LOOK_SECONDS, DrainWatch
 
@@ -88,7 +88,7 @@ def test_a_drain_looks_at_each_ancestor_once():
         )
         for shard in ladder()
     ]
-    pause = Pause("the transform fails", 0.0, attempts=9)
+    pause = ShardPause("the transform fails", 0.0, attempts=9)
     leases = [one.held.lease for one in consumers]
     stream = StreamId("orders")
     # a recursion over both parents would visit 2^40 of them

@@ -15,7 +15,7 @@ from kcl_pipeline.leases.lease import serialization as rows
 from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.leases.lease.serialization import lease_from_item, lease_to_item
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.store import Check
+from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from kcl_pipeline.sinks.stored import StoredPosition
@@ -155,7 +155,7 @@ def test_a_lease_stops_only_if_the_row_is_still_the_same(world: World) -> None:
 def seek_to_the_begin(world: World, expected: Lease) -> Lease:
     """Take the lease from its worker, seek the shard, and give it back; return the row."""
     assert world.table.evict(world.row()) is not None
-    nothing = Check(world.table.store, "no row", ())
+    nothing = ConditionCheck(world.table.store, "no row", ())
     assert world.table.seek([LeaseSeek(world.row(), expected.checkpoint)], "t", nothing) == ()
     operator = InMemorySink(world.rows, clock=world.clock)
     known = operator.positions([shard_key(STREAM, KEY)])
@@ -210,7 +210,7 @@ def test_a_seek_that_creates_a_deleted_row_is_not_undone(renewals: int) -> None:
     assert world.commit(1) is not None
     assert world.table.delete(world.row())
     missing = replace(begun, owner=None, counter=0)
-    nothing = Check(world.table.store, "no row", ())
+    nothing = ConditionCheck(world.table.store, "no row", ())
     seek = LeaseSeek(missing, begun.checkpoint, exists=False)
     assert world.table.seek([seek], "t", nothing) == ()
     assert world.table.assign(world.row(), "w") is not None
@@ -233,7 +233,7 @@ def test_a_seek_sets_a_counter_that_no_former_holder_has(exists: bool) -> None:
         create_lease(world.table, missing)
     counters = []
     for token in ("a", "b"):
-        nothing = Check(world.table.store, "no row", ())
+        nothing = ConditionCheck(world.table.store, "no row", ())
         seek = LeaseSeek(missing, row.checkpoint, exists=exists)
         assert world.table.seek([seek], token, nothing) == ()
         counters.append(world.row().counter)

@@ -31,7 +31,7 @@ LATE_MILLIS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RowsSnapshot:
     """The rows of the lease and worker-metrics tables at one moment."""
 
     leases: tuple[Lease, ...]
@@ -175,7 +175,7 @@ def check_coverage(
         )
 
 
-def check_workers(now: Snapshot) -> Iterator[Finding]:
+def check_workers(now: RowsSnapshot) -> Iterator[Finding]:
     """Check that workers exist and can measure their CPU."""
     if not now.workers:
         yield warning(
@@ -201,7 +201,7 @@ def check_workers(now: Snapshot) -> Iterator[Finding]:
         )
 
 
-def check_paused(now: Snapshot) -> Iterator[Finding]:
+def check_paused(now: RowsSnapshot) -> Iterator[Finding]:
     """Check for shards that are paused: their transform fails, or the table was refused."""
     paused = [(w, one) for w in now.workers if w.status is not None for one in w.status.paused]
     for worker, one in paused[:_SHOWN]:
@@ -217,7 +217,7 @@ def check_paused(now: Snapshot) -> Iterator[Finding]:
         yield problem("shards", f"{count} are paused", f"correct the first {_SHOWN} above")
 
 
-def check_stalled(now: Snapshot) -> Iterator[Finding]:
+def check_stalled(now: RowsSnapshot) -> Iterator[Finding]:
     """Check for shards that have made no progress for `worker.shard_stalled_after_millis`.
 
     A shard whose records are all read makes progress with every read.
@@ -236,7 +236,7 @@ def check_stalled(now: Snapshot) -> Iterator[Finding]:
         yield problem("shards", f"{count} do not move", f"correct the first {_SHOWN} above")
 
 
-def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
+def check_lag(now: RowsSnapshot, epoch_seconds: float) -> Iterator[Finding]:
     """Check the lag of committed data that the workers reported last."""
     reports = [(w.status, w) for w in now.workers if w.status is not None]
     if not reports:
@@ -264,7 +264,7 @@ def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
         )
 
 
-def check_batches(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
+def check_batches(now: RowsSnapshot, epoch_seconds: float) -> Iterator[Finding]:
     """Check for batches that the sink refused, and for dead letters."""
     for worker in now.workers:
         status = worker.status
@@ -290,7 +290,7 @@ def _ago(epoch_seconds: float, worker: WorkerMetrics) -> str:
     return f"{age(epoch_seconds - worker.last_update_seconds)} ago"
 
 
-def check_readable(now: Snapshot) -> Iterator[Finding]:
+def check_readable(now: RowsSnapshot) -> Iterator[Finding]:
     """Check that every row can be parsed. Other rows are ignored by leader and workers."""
     for row in sorted(now.bad_rows, key=lambda row: (row.table, row.key))[:MAX_BAD_ROWS]:
         yield problem(
@@ -305,7 +305,7 @@ def check_readable(now: Snapshot) -> Iterator[Finding]:
 
 
 def check_movement(
-    before: Snapshot, after: Snapshot, watched_seconds: float, failover_seconds: float
+    before: RowsSnapshot, after: RowsSnapshot, watched_seconds: float, failover_seconds: float
 ) -> Iterator[Finding]:
     """Check for leases that were not renewed, or had no owner, between two snapshots."""
     subject = "leases"

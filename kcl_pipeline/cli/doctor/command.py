@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.doctor.finding import Finding, Level
+from kcl_pipeline.cli.doctor.finding import Finding, Severity
 from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.target import (
     Application,
@@ -21,10 +21,10 @@ from kcl_pipeline.text import counted
 
 MARGIN_SECONDS: Final = 1.0
 _STYLES: Final = {
-    Level.OK: "green",
-    Level.WARNING: "yellow",
-    Level.PROBLEM: "red",
-    Level.UNKNOWN: "dim",
+    Severity.OK: "green",
+    Severity.WARNING: "yellow",
+    Severity.PROBLEM: "red",
+    Severity.UNKNOWN: "dim",
 }
 _LEVEL_WIDTH: Final = 8
 
@@ -68,11 +68,11 @@ def doctor(
         found.append(finding)
         if not as_json:
             print_finding(finding)
-    problems = sum(f.level is Level.PROBLEM for f in found)
+    problems = sum(f.level is Severity.PROBLEM for f in found)
     if as_json:
         show.print_json([asdict(f) for f in found])
     else:
-        warnings = sum(f.level is Level.WARNING for f in found)
+        warnings = sum(f.level is Severity.WARNING for f in found)
         typer.echo(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
     if problems:
         raise typer.Exit(FAILED)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """Severity of a finding.
 
     Only `problem` sets the exit code 1. `unknown` means that the check was skipped, because an
@@ -28,7 +28,7 @@ class Finding:
         advice: What to do; empty if nothing needs to be done.
     """
 
-    level: Level
+    level: Severity
     subject: str
     text: str
     advice: str = ""
@@ -36,19 +36,19 @@ class Finding:
 
 def ok(subject: str, text: str) -> Finding:
     """The check passed."""
-    return Finding(Level.OK, subject, text)
+    return Finding(Severity.OK, subject, text)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
     """The state may be intended."""
-    return Finding(Level.WARNING, subject, text, advice)
+    return Finding(Severity.WARNING, subject, text, advice)
 
 
 def problem(subject: str, text: str, advice: str) -> Finding:
     """Records are not processed correctly until the advice is followed."""
-    return Finding(Level.PROBLEM, subject, text, advice)
+    return Finding(Severity.PROBLEM, subject, text, advice)
 
 
 def unknown(subject: str, text: str) -> Finding:
     """The check was skipped."""
-    return Finding(Level.UNKNOWN, subject, text)
+    return Finding(Severity.UNKNOWN, subject, text)

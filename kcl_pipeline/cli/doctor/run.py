@@ -7,7 +7,7 @@ from typing import Any
 from kcl_pipeline.cli.doctor import checks, permissions
 from kcl_pipeline.cli.doctor.application import check_application, check_losses, check_pause
 from kcl_pipeline.cli.doctor.dagster_instance import check_instance, longest_stop_seconds
-from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
+from kcl_pipeline.cli.doctor.finding import Finding, Severity, ok, problem, unknown
 from kcl_pipeline.cli.doctor.metrics import check_metrics
 from kcl_pipeline.cli.doctor.migration import check_client_version, check_layout
 from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
@@ -30,7 +30,7 @@ def run_checks(
     yield checks.check_java(needed=needs_java)
     credentials = _credentials(app)
     yield credentials
-    if credentials.level is Level.PROBLEM:
+    if credentials.level is Severity.PROBLEM:
         yield unknown("AWS", "tables and streams were not checked: there are no credentials")
     else:
         yield from _aws(app, watch_seconds, named)
@@ -147,7 +147,7 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
         allowed = True
         probes = permissions.table_probes(client, table, key_name, permissions.actions_on(use))
         for found in permissions.probe_all(f"table {table}", probes):
-            allowed = allowed and found.level is Level.OK
+            allowed = allowed and found.level is Severity.OK
             yield found
         usable = usable and allowed
         if use.has_leases and allowed:
@@ -190,7 +190,7 @@ def _rows(
         yield check_client_version(app.tables.coordinator, *rows, app.clock.wall())
         recorded = check_application(app.tables.coordinator, app.settings, streams)
         yield recorded
-        if recorded.level is not Level.PROBLEM:
+        if recorded.level is not Severity.PROBLEM:
             yield from _recorded_streams(app)
         yield check_pause(app.tables.coordinator, named)
         yield check_losses(app.tables.coordinator, named)
@@ -219,8 +219,8 @@ def _rows(
         )
 
 
-def _snapshot(app: Target) -> checks.Snapshot:
+def _snapshot(app: Target) -> checks.RowsSnapshot:
     multi_stream, table = app.settings.is_multi_stream, app.tables.lease
     listing = table.list_leases().of_form(table.name, multi_stream=multi_stream)
     workers = app.tables.workers.scan_workers()
-    return checks.Snapshot(listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows))
+    return checks.RowsSnapshot(listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows))

@@ -14,7 +14,7 @@ from kcl_pipeline.cli import show
 from kcl_pipeline.cli.failures import sentence
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.cli.top.keys import Keyboard, Sort, ViewState
-from kcl_pipeline.cli.top.snapshot import MoveLog, Snapshot, read_snapshot
+from kcl_pipeline.cli.top.snapshot import OwnerChanges, Snapshot, read_snapshot
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.signals import STOP_SIGNALS, stop_on_signals
 
@@ -54,7 +54,7 @@ def top(
     # Loaded here: --help does not need them.
     from kcl_pipeline.cli.top.view import render  # noqa: PLC0415
 
-    moves = MoveLog()
+    moves = OwnerChanges()
     # An error of the first read ends the command with a sentence.
     first = read_snapshot(app, moves)
     state = ViewState(sort, filter_text)

@@ -65,7 +65,7 @@ class LeaseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveRow:
+class OwnerChange:
     """A change of the owner, as seen between two snapshots.
 
     Attributes:
@@ -106,18 +106,18 @@ class Snapshot:
     workers: tuple[WorkerRow, ...] = ()
     leases: tuple[LeaseRow, ...] = ()
     ended: int = 0
-    moves: tuple[MoveRow, ...] = ()
+    moves: tuple[OwnerChange, ...] = ()
     bad_rows: int = 0
 
 
-class MoveLog:
+class OwnerChanges:
     """The last moves, found by comparing the leases of two snapshots."""
 
     def __init__(self) -> None:
         self._owners: dict[str, str | None] | None = None
-        self._moves: deque[MoveRow] = deque(maxlen=MAX_MOVES)
+        self._moves: deque[OwnerChange] = deque(maxlen=MAX_MOVES)
 
-    def follow(self, leases: Iterable[Lease], now: float) -> tuple[MoveRow, ...]:
+    def follow(self, leases: Iterable[Lease], now: float) -> tuple[OwnerChange, ...]:
         """Add the changes since the last call. Returns the last moves, newest first.
 
         Args:
@@ -131,11 +131,11 @@ class MoveLog:
             # In the first snapshot only handoffs are known.
             before = owner if self._owners is None else self._owners.get(key)
             if owner != before:
-                self._settle(MoveRow(now, key, before, owner, _outcome(before, owner)))
+                self._settle(OwnerChange(now, key, before, owner, _outcome(before, owner)))
             elif not lease.in_handoff:
                 self._cancel(key)
             if lease.in_handoff and self._open(key) is None:
-                self._moves.append(MoveRow(now, key, owner, lease.owner, HANDOFF))
+                self._moves.append(OwnerChange(now, key, owner, lease.owner, HANDOFF))
         for key in {move.lease_key for move in self._moves} - owners.keys():
             self._cancel(key)
         self._owners = owners
@@ -148,7 +148,7 @@ class MoveLog:
                 return index
         return None
 
-    def _settle(self, move: MoveRow) -> None:
+    def _settle(self, move: OwnerChange) -> None:
         index = self._open(move.lease_key)
         if index is None:
             self._moves.append(move)
@@ -169,7 +169,7 @@ def _outcome(before: str | None, after: str | None) -> str:
     return "assigned" if before is None else "moved"
 
 
-def read_snapshot(app: Target, moves: MoveLog) -> Snapshot:
+def read_snapshot(app: Target, moves: OwnerChanges) -> Snapshot:
     """Read the three tables once. Rows that cannot be parsed are counted and left out.
 
     Raises:

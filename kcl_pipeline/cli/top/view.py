@@ -12,7 +12,7 @@ from rich.text import Text
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.inspection.leases import NO_OWNER
 from kcl_pipeline.cli.top.keys import Sort, ViewState
-from kcl_pipeline.cli.top.snapshot import LeaseRow, MoveRow, Snapshot, WorkerRow
+from kcl_pipeline.cli.top.snapshot import LeaseRow, OwnerChange, Snapshot, WorkerRow
 from kcl_pipeline.text import counted
 
 WORKER_COLUMNS: Final = ("worker", "leases", "KiB/s", "CPU %", "lag", "report", "state")
@@ -217,7 +217,7 @@ def _lease_cells(row: LeaseRow) -> tuple[str, ...]:
     )
 
 
-def _move_cells(row: MoveRow) -> tuple[str, ...]:
+def _move_cells(row: OwnerChange) -> tuple[str, ...]:
     return (
         f"{datetime.fromtimestamp(row.at, UTC):%H:%M:%S}",
         row.lease_key,

@@ -50,7 +50,7 @@ class ObservedRows:
         return not self.workers and not self.leases and self.leader is None
 
 
-class Liveness:
+class ProcessObserver:
     """Observes the rows of one application."""
 
     def __init__(self, app: ApplicationControl) -> None:

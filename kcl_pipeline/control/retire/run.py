@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.retire.alive import POLL_SECONDS, Liveness, candidates, changes
+from kcl_pipeline.control.retire.alive import POLL_SECONDS, ProcessObserver, candidates, changes
 from kcl_pipeline.control.retire.resources import Resource, ResourceFinder, Resources
 from kcl_pipeline.errors import (
     ApplicationInUseError,
@@ -104,7 +104,7 @@ class Retiring:
         self._app = app
         self._finder = finder
         self._on_wait = on_wait
-        self._liveness = Liveness(app)
+        self._liveness = ProcessObserver(app)
 
     def plan(self) -> RetirePlan:
         """Find what would be deleted. Writes nothing.

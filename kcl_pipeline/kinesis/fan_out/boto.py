@@ -65,7 +65,7 @@ class BotoFanOut:
         subscription: Callable[[Any, str, str, Clock], Subscribed] | None = None,
     ) -> None:
         self._client = client
-        self._subscription = subscription or Subscription
+        self._subscription = subscription or BotoSubscription
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
         """See `FanOutClient`. Returns None also if the stream does not exist."""
@@ -116,7 +116,7 @@ def described_consumer(
         return None
 
 
-class Subscription:
+class BotoSubscription:
     """A subscription whose events a thread receives into a bounded buffer.
 
     Only this thread waits for the connection. No plain lock is held during a wait.

@@ -16,7 +16,7 @@ from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, LeaderSettings
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRejected
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.store import Check
+from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 
 _CYCLES_NOTED: Final = 3
@@ -189,7 +189,7 @@ class LeaderElection:
         if age >= held.lease_duration_millis / 1000 * _YOUNG:
             self.check()
 
-    def proof(self) -> Check:
+    def proof(self) -> ConditionCheck:
         """Send a heartbeat of the lock, and return the condition that the lock is still held.
 
         Raises:

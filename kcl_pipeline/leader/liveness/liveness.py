@@ -133,11 +133,11 @@ class Liveness:
         rows = {lease.lease_key: lease for lease in leases}
         self._observe_leases(rows, read_started, read_finished)
 
-    def _observe_workers(self, found: WorkerListing, now: float) -> None:
+    def _observe_workers(self, listing: WorkerListing, now: float) -> None:
         self._watched_until = now
-        self._unreadable.observe(found.bad_rows, now)
-        with_row = {row.worker_id for row in found.workers} | self._unreadable.ids()
-        self._gone |= dict.fromkeys(self._workers.observe(found.workers, now), now)
+        self._unreadable.observe(listing.bad_rows, now)
+        with_row = {row.worker_id for row in listing.workers} | self._unreadable.ids()
+        self._gone |= dict.fromkeys(self._workers.observe(listing.workers, now), now)
         # Kept for the longest time of a handoff to one of them
         self._gone = {
             worker_id: since

@@ -49,7 +49,7 @@ def selected_streams(select: SelectStreams) -> tuple[str, ...]:
     return names
 
 
-class Selection:
+class StreamSelection:
     """The last usable answer. A failed or empty answer changes nothing.
 
     Every question runs in a thread of its own, so that a slow answer does not delay a cycle. There

@@ -23,7 +23,7 @@ from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.election.lock import NotLeadingError
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS
-from kcl_pipeline.leader.streams.selection import Selection
+from kcl_pipeline.leader.streams.selection import StreamSelection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.recorded_stream import (
     AccountAndName,
@@ -83,7 +83,7 @@ class Streams:
         clock: Clock,
         events: EventSink,
         reporter: str,
-        selection: Selection | None = None,
+        selection: StreamSelection | None = None,
         *,
         rng: Random,
     ) -> None:
@@ -208,7 +208,7 @@ class Streams:
             if known is not None:
                 arns |= {known.stream.arn, known.stream.name}
         unresolved = {one for one in self._unresolved() if one[0] is not None}
-        return lambda one: one.arn in arns or one.account_and_name in unresolved
+        return lambda recorded: recorded.arn in arns or recorded.account_and_name in unresolved
 
     def resolve(self, name_or_arn: str) -> StreamId:
         """Return the identifier of a stream whose leases may be written.

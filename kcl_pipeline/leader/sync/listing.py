@@ -83,7 +83,7 @@ def asks_table(stored: StoredShards | None, settings: ShardSyncSettings) -> Type
 
 def _with_stored(
     stream: StreamId,
-    wanted: Iterable[Lease],
+    initial_leases: Iterable[Lease],
     shards: Sequence[Shard],
     rows: Iterable[Lease],
     stored: StoredShards,
@@ -92,7 +92,7 @@ def _with_stored(
     known = stored(stream, [shard.shard_id for shard in shards])
     by_shard = {row.shard_id: row for row in rows}
     initial = settings.initial_position_in_stream
-    return leases_with_stored(stream, wanted, shards, by_shard, known, initial)
+    return leases_with_stored(stream, initial_leases, shards, by_shard, known, initial)
 
 
 def has_unreadable_shards(

@@ -37,7 +37,7 @@ _OF_ONE_LEASE: Final = (InvalidRequestError, ThrottledError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _CountedHole:
     hole: Hole
     times: int
 
@@ -71,7 +71,7 @@ class ShardSync:
         self._streams = streams
         self._leadership = leadership
         self._term = 0
-        self._holes: dict[StreamId, _Seen] = {}
+        self._holes: dict[StreamId, _CountedHole] = {}
         self._unfinished: dict[StreamId, tuple[Lease, ...]] = {}
         self._audit_due: dict[StreamId, float] = {}
 
@@ -108,10 +108,10 @@ class ShardSync:
         self._streams.for_each(begin, context.errors)
 
     def _create_initial(
-        self, context: CycleContext, stream: StreamId, wanted: Sequence[Lease]
+        self, context: CycleContext, stream: StreamId, initial_leases: Sequence[Lease]
     ) -> None:
         """Create initial leases, in any order, because none is an ancestor of another."""
-        rest, failed = tuple(wanted), dict[Lease, Exception]()
+        rest, failed = tuple(initial_leases), dict[Lease, Exception]()
         while rest and not context.deadline.passed():
             self._unfinished[stream] = (*failed, *rest)
             part, rest = rest[:WRITES_AT_ONCE], rest[WRITES_AT_ONCE:]
@@ -263,7 +263,7 @@ class ShardSync:
             return False
         before = self._holes.get(stream)
         times = before.times + 1 if before is not None and before.hole == hole else 1
-        self._holes[stream] = _Seen(hole, times)
+        self._holes[stream] = _CountedHole(hole, times)
         self._events(HoleFound(stream.name, str(hole), times))
         return times >= self._settings.leases_recovery_auditor_inconsistency_confidence_threshold
 

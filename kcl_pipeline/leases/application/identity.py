@@ -175,9 +175,9 @@ def application_from_text(text: str) -> ApplicationRecord:
 
 
 def successor(
-    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+    name: str, recorded: ApplicationIdentity, configured: ApplicationIdentity
 ) -> ApplicationIdentity:
-    """Return the record after a start with `wanted`, or refuse the start.
+    """Return the record after a start with `configured`, or refuse the start.
 
     A multi-stream application may add streams, because its lease keys contain the stream. Streams
     that a start does not name stay in the record, because workers with another version of the code
@@ -195,31 +195,35 @@ def successor(
             f"a change of the streams of the application {name!r} has begun and is not finished; "
             f"run {ACCEPT_STREAMS} again"
         )
-    if recorded.mode != wanted.mode:
-        raise OtherApplicationError(_other_mode(name, recorded, wanted))
-    if wanted.sink is not None and recorded.sink is not None and wanted.sink != recorded.sink:
+    if recorded.mode != configured.mode:
+        raise OtherApplicationError(_other_mode(name, recorded, configured))
+    if (
+        configured.sink is not None
+        and recorded.sink is not None
+        and configured.sink != recorded.sink
+    ):
         raise OtherApplicationError(
-            f"the application {name!r} writes to {recorded.sink}, but sink={wanted.sink!r}; write "
-            f"the former sink or another name, or stop its workers and run {ACCEPT_SINK}"
+            f"the application {name!r} writes to {recorded.sink}, but sink={configured.sink!r}; "
+            f"write the former sink or another name, or stop its workers and run {ACCEPT_SINK}"
         )
-    _require_same_aggregates(name, recorded, wanted)
+    _require_same_aggregates(name, recorded, configured)
     streams = (
-        _merged(name, recorded, wanted)
-        if wanted.mode == "multi_stream"
-        else _same(name, recorded, wanted)
+        _merged(name, recorded, configured)
+        if configured.mode == "multi_stream"
+        else _same(name, recorded, configured)
     )
-    return replace(recorded, streams=streams, sink=recorded.sink or wanted.sink)
+    return replace(recorded, streams=streams, sink=recorded.sink or configured.sink)
 
 
 def _require_same_aggregates(
-    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+    name: str, recorded: ApplicationIdentity, configured: ApplicationIdentity
 ) -> None:
     """Refuse a change of `skip_kpl_deaggregation`, because positions may be inside of aggregates.
 
     The position of the first user record is also that of the whole aggregate. A worker with the
     other setting would skip the rest of the aggregate, or read it twice.
     """
-    now, before = wanted.whole_aggregates, bool(recorded.whole_aggregates)
+    now, before = configured.whole_aggregates, bool(recorded.whole_aggregates)
     if now is not None and now != before:
         raise OtherApplicationError(
             f"retrieval.skip_kpl_deaggregation={now}, but the application {name!r} has read with "
@@ -228,30 +232,30 @@ def _require_same_aggregates(
         )
 
 
-def _other_mode(name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity) -> str:
+def _other_mode(name: str, recorded: ApplicationIdentity, configured: ApplicationIdentity) -> str:
     if recorded.mode == "single_stream":
         return (
             f"the application {name!r} reads the one stream {recorded.streams[0]}, and its lease "
-            f"keys are shard ids, but streams={_names(wanted)} names several; write "
+            f"keys are shard ids, but streams={_names(configured)} names several; write "
             f"streams={_names(recorded)} or another name, or stop its workers and run "
             f"{ACCEPT_STREAMS}, which starts all streams at the initial position"
         )
     return (
         f"the application {name!r} reads several streams, and its lease keys contain their names, "
-        f"but streams={_names(wanted)} names one; write streams={_names(recorded)} or another "
+        f"but streams={_names(configured)} names one; write streams={_names(recorded)} or another "
         f"name, or stop its workers and run {ACCEPT_STREAMS}, which starts the stream at the "
         "initial position"
     )
 
 
 def _same(
-    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+    name: str, recorded: ApplicationIdentity, configured: ApplicationIdentity
 ) -> tuple[RecordedStream, ...]:
-    (before,), (now,) = recorded.streams, wanted.streams
+    (before,), (now,) = recorded.streams, configured.streams
     if before.arn != now.arn:
         raise OtherApplicationError(
-            f"the application {name!r} reads the stream {before}, but streams={_names(wanted)} is "
-            f"{now}, and the two streams have the same lease keys; write streams="
+            f"the application {name!r} reads the stream {before}, but streams={_names(configured)} "
+            f"is {now}, and the two streams have the same lease keys; write streams="
             f"{_names(recorded)} or another name, or stop its workers and run {ACCEPT_STREAMS}, "
             "which starts the new stream at the initial position"
         )
@@ -263,16 +267,20 @@ def _same(
 
 
 def _merged(
-    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+    name: str, recorded: ApplicationIdentity, configured: ApplicationIdentity
 ) -> tuple[RecordedStream, ...]:
     known = {stream.arn: stream for stream in recorded.streams}
-    if known and wanted.streams and not any(stream.arn in known for stream in wanted.streams):
+    if (
+        known
+        and configured.streams
+        and not any(stream.arn in known for stream in configured.streams)
+    ):
         raise OtherApplicationError(
             f"the application {name!r} reads {_names(recorded)}, and none of them is in "
-            f"streams={_names(wanted)}; write another name, or stop its workers and run "
+            f"streams={_names(configured)}; write another name, or stop its workers and run "
             f"{ACCEPT_STREAMS}"
         )
-    for stream in wanted.streams:
+    for stream in configured.streams:
         before = known.get(stream.arn)
         if before is None or (stream.created_millis or 0) > (before.created_millis or 0):
             known[stream.arn] = stream
@@ -318,9 +326,9 @@ def marked_streams(
 
 
 def contradiction(
-    leases: Sequence[Lease], wanted: ApplicationIdentity, shards: Iterable[Shard]
+    leases: Sequence[Lease], configured: ApplicationIdentity, shards: Iterable[Shard]
 ) -> str | None:
-    """Return why existing leases cannot belong to `wanted`; None if they may.
+    """Return why existing leases cannot belong to `configured`; None if they may.
 
     For an application without a record, created by the Java KCL. Single-stream lease keys
     are only shard ids, but a shard of another stream mostly has another hash range or
@@ -329,16 +337,16 @@ def contradiction(
 
     Args:
         leases: The existing leases.
-        wanted: The identity of the start.
+        configured: The identity of the start.
         shards: All shards of the stream of a single-stream application.
     """
-    if wanted.mode == "multi_stream":
-        return _other_streams(leases, wanted)
+    if configured.mode == "multi_stream":
+        return _other_streams(leases, configured)
     several = next((lease for lease in leases if lease.stream is not None), None)
     if several is not None and all(lease.stream is not None for lease in leases):
         return (
             f"the lease {several.lease_key} has a stream in its key: the application reads "
-            f"several streams, but streams={_names(wanted)} names one"
+            f"several streams, but streams={_names(configured)} names one"
         )
     listed = {shard.shard_id: shard for shard in shards}
     for lease in sorted(leases, key=lambda lease: lease.lease_key):
@@ -350,24 +358,24 @@ def contradiction(
     return None
 
 
-def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str | None:
+def _other_streams(leases: Sequence[Lease], configured: ApplicationIdentity) -> str | None:
     single = next((lease for lease in leases if lease.stream is None), None)
     if single is not None and all(lease.stream is None for lease in leases):
         return (
             f"the lease {single.lease_key} has no stream in its key: the application reads one "
-            f"stream, but streams={_names(wanted)} names several"
+            f"stream, but streams={_names(configured)} names several"
         )
     streams = (StreamId.parse(lease.stream) for lease in leases if lease.stream)
     named = {(one.account, one.name) for one in streams}
     if (
         not named
-        or not wanted.streams
-        or named & {account_and_name_of_arn(s.arn) for s in wanted.streams}
+        or not configured.streams
+        or named & {account_and_name_of_arn(s.arn) for s in configured.streams}
     ):
         return None
     return (
         f"its leases are those of {sorted(name for _, name in named)}, and none of these is in "
-        f"streams={_names(wanted)}"
+        f"streams={_names(configured)}"
     )
 
 

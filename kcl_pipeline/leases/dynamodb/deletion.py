@@ -93,20 +93,20 @@ class DynamoDbDeletion:
             bool(table.get("DeletionProtectionEnabled")),
         )
 
-    def presence(self, found: TableFound) -> Presence:
+    def presence(self, target: TableFound) -> Presence:
         """See `TableDeletion`."""
         table = self._describe()
-        if table is None or _id_of(table) != found.table_id:
+        if table is None or _id_of(table) != target.table_id:
             return Presence.GONE
         if table["TableStatus"] == "DELETING":
             return Presence.LEAVING
-        if found.is_shared and not self._rows(table)[0]:
+        if target.is_shared and not self._rows(table)[0]:
             return Presence.GONE
         return Presence.THERE
 
-    def delete(self, found: TableFound) -> None:
+    def delete(self, target: TableFound) -> None:
         """See `TableDeletion`."""
-        if found.is_shared:
+        if target.is_shared:
             table = self._describe()
             for key in self._rows(table)[0] if table is not None else ():
                 self._store.delete(key, [])

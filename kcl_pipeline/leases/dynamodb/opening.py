@@ -75,7 +75,7 @@ def open_dynamodb(
         leases,
         store(settings.worker_metrics_table_name, "wid", settings.worker_metrics_table),
         store(settings.coordinator_state_table_name, "key", settings.coordinator_state_table),
-        wanted=settings.table_layout,
+        configured=settings.table_layout,
         clock=clock,
     )
     return open_rows(layout, clock)

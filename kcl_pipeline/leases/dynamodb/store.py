@@ -27,8 +27,8 @@ from kcl_pipeline.leases.store import (
     AbsentOrEquals,
     AttributeValue,
     Changes,
-    Check,
     Condition,
+    ConditionCheck,
     Differs,
     Elsewhere,
     Equals,
@@ -81,9 +81,9 @@ class Expression:
 
     def condition(self, conditions: Sequence[Condition]) -> str:
         """Return the conditions joined by AND; empty for no conditions."""
-        return " AND ".join(self._one(condition) for condition in conditions)
+        return " AND ".join(self._condition(condition) for condition in conditions)
 
-    def _one(self, condition: Condition) -> str:
+    def _condition(self, condition: Condition) -> str:
         name = self.name(condition.attribute)
         match condition:
             case Absent():
@@ -209,9 +209,9 @@ class DynamoDbStore:
             lambda response: response.get("Attributes"),
         )
 
-    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+    def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """See `store.RowStore`."""
-        return Check(self, key, conditions)
+        return ConditionCheck(self, key, conditions)
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
@@ -225,9 +225,9 @@ class DynamoDbStore:
     def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """See `store.RowStore`."""
         items = [self._part_of_transaction(write) for write in writes]
-        checked = {write.store.name for write in writes if isinstance(write, Check | Elsewhere)} - {
-            self.name
-        }
+        checked = {
+            write.store.name for write in writes if isinstance(write, ConditionCheck | Elsewhere)
+        } - {self.name}
         try:
             call(
                 self._client.transact_write_items,
@@ -246,14 +246,14 @@ class DynamoDbStore:
             request = expression.parameters(ConditionExpression=condition)
             return {"Put": {"TableName": self.name, "Item": write.item, **request}}
         store = self if isinstance(write, Update) else write.store
-        changes = None if isinstance(write, Check) else write.changes
+        changes = None if isinstance(write, ConditionCheck) else write.changes
         update = "" if changes is None else expression.update(changes)
         request = {
             "TableName": store.name,
             "Key": {store.key_name: {"S": write.key}},
             **expression.parameters(ConditionExpression=condition, UpdateExpression=update),
         }
-        if isinstance(write, Check):
+        if isinstance(write, ConditionCheck):
             return {"ConditionCheck": request}
         return {"Delete" if changes is None else "Update": request}
 

@@ -16,8 +16,8 @@ from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,
     Changes,
-    Check,
     Condition,
+    ConditionCheck,
     Elsewhere,
     Item,
     Outcome,
@@ -69,7 +69,7 @@ class EntityRows:
         """See `store.RowStore`."""
         return self._inner.transact([self._write(write) for write in writes])
 
-    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+    def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """See `store.RowStore`."""
         return self._inner.check(key, self._conditions(conditions))
 
@@ -105,7 +105,7 @@ class EntityRows:
         ]
 
     def _write(self, write: Write) -> Write:
-        if isinstance(write, Check | Elsewhere):
+        if isinstance(write, ConditionCheck | Elsewhere):
             return write
         conditions = self._conditions(write.conditions)
         if isinstance(write, Put):

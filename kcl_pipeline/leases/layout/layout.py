@@ -83,7 +83,7 @@ class Layout:
         leases: The lease table.
         workers: The worker-metrics table of the three-table layout.
         coordinator: The coordinator-state table of the three-table layout.
-        wanted: The setting `table_layout`.
+        configured: The setting `table_layout`.
         clock: The clock.
     """
 
@@ -93,13 +93,13 @@ class Layout:
         workers: RowStore,
         coordinator: RowStore,
         *,
-        wanted: TableLayout = "auto",
+        configured: TableLayout = "auto",
         clock: Clock,
     ) -> None:
         self.leases = leases
         self.workers = workers
         self.coordinator = coordinator
-        self.wanted = wanted
+        self.configured = configured
         self._clock = clock
         self._lock = threading.Lock()
         self._is_single: bool | None = None
@@ -115,7 +115,7 @@ class Layout:
     @property
     def is_known_single(self) -> bool:
         """Whether it is the single table, as far as this process knows. Calls nothing."""
-        return self.wanted == "single" if self._is_single is None else self._is_single
+        return self.configured == "single" if self._is_single is None else self._is_single
 
     def is_single(self) -> bool:
         """Return whether all rows are in the lease table. Reads the tables until this is known.
@@ -259,7 +259,7 @@ class Layout:
         except NotFoundError:
             return
         except AccessDeniedError:
-            if self.wanted != "single":
+            if self.configured != "single":
                 raise
             return  # the settings say that there never was such a table
         for item in rows:
@@ -275,7 +275,7 @@ class Layout:
             return self._without_coordinator()
         except AccessDeniedError:
             # The settings say that there never was such a table.
-            if self.wanted != "single":
+            if self.configured != "single":
                 raise
             return True
 
@@ -306,7 +306,7 @@ class Layout:
 
     def _without_coordinator(self) -> bool | None:
         try:
-            is_single = self.wanted == "single" or self._shared_key() is not None
+            is_single = self.configured == "single" or self._shared_key() is not None
         except (NotFoundError, AccessDeniedError):  # as a new application; a later use tells more
             is_single = False
         return True if is_single else None
@@ -320,7 +320,7 @@ class Layout:
         """Find the layout at a start, and refuse what does not fit. Writes nothing."""
         is_single = self.is_single()
         if is_single:
-            if self.wanted == "three":
+            if self.configured == "three":
                 raise IncompatibleTableError(
                     f"table_layout='three', but the application has all rows in the table "
                     f"{self.leases.name}; write table_layout='auto' or 'single', or another "
@@ -330,7 +330,7 @@ class Layout:
             return True
         if self._is_single is None:  # there is no coordinator-state table
             self._await_creator()
-        elif self.wanted == "single":
+        elif self.configured == "single":
             raise IncompatibleTableError(
                 f"table_layout='single', but the application has the table "
                 f"{self.coordinator.name}; write table_layout='auto', or another application name"

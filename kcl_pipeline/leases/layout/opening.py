@@ -15,7 +15,15 @@ from kcl_pipeline.leases.layout.layout import SINGLE_TABLE_SUPPORT, Layout
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.state.worker_rows import WorkerRows
-from kcl_pipeline.leases.store import Changes, Check, Condition, Item, Outcome, RowStore, Write
+from kcl_pipeline.leases.store import (
+    Changes,
+    Condition,
+    ConditionCheck,
+    Item,
+    Outcome,
+    RowStore,
+    Write,
+)
 
 EMPTY_SCAN_SECONDS: Final = 30.0
 """Time after which a lease table without worker rows is scanned for them again."""
@@ -69,20 +77,20 @@ class PlacedStore:
         shared: The rows of the entity in the lease table.
     """
 
-    def __init__(self, layout: Layout, own: RowStore, shared: EntityRows) -> None:
-        self.key_name = own.key_name
+    def __init__(self, layout: Layout, separate: RowStore, shared: EntityRows) -> None:
+        self.key_name = separate.key_name
         self._layout = layout
-        self._own = own
+        self._separate = separate
         self._shared = shared
 
     @property
     def name(self) -> str:
         """Name of the table that is used, as far as it is known. Calls nothing."""
-        return (self._shared if self._layout.is_known_single else self._own).name
+        return (self._shared if self._layout.is_known_single else self._separate).name
 
     def ensure_exists(self) -> bool:
         """See `store.RowStore`. The layout checks the existing tables."""
-        return self._layout.ensure(self._own)
+        return self._layout.ensure(self._separate)
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
         """See `store.RowStore`."""
@@ -108,7 +116,7 @@ class PlacedStore:
         """See `store.RowStore`."""
         return self._on(lambda place: place.transact(writes))
 
-    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+    def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """See `store.RowStore`."""
         return self._place().check(key, conditions)
 
@@ -121,7 +129,7 @@ class PlacedStore:
             raise
 
     def _place(self) -> RowStore:
-        return self._shared if self._layout.is_single() else self._own
+        return self._shared if self._layout.is_single() else self._separate
 
     def _on(self, call: Callable[[RowStore], _T]) -> _T:
         try:

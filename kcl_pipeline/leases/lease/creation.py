@@ -19,8 +19,8 @@ from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,
     Changes,
-    Check,
     Condition,
+    ConditionCheck,
     Differs,
     Equals,
     LeaseStore,
@@ -39,7 +39,7 @@ class LeaseCreation:
         self._store = store
 
     def create_leases(
-        self, leases: Sequence[Lease], proof: Check | Update
+        self, leases: Sequence[Lease], proof: ConditionCheck | Update
     ) -> tuple[str, ...] | None:
         """Put the rows that do not exist, in one transaction whose condition is `proof`.
 

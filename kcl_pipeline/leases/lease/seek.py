@@ -11,7 +11,16 @@ from kcl_pipeline.leases.lease import serialization as rows
 from kcl_pipeline.leases.lease.creation import LeaseCreation, checkpoint_conditions
 from kcl_pipeline.leases.lease.serialization import lease_to_item, number, string
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.store import Absent, Changes, Check, Condition, Equals, Item, Put, Update
+from kcl_pipeline.leases.store import (
+    Absent,
+    Changes,
+    Condition,
+    ConditionCheck,
+    Equals,
+    Item,
+    Put,
+    Update,
+)
 from kcl_pipeline.position import Position
 
 MAX_SEEKS: Final = 99
@@ -38,7 +47,9 @@ class LeaseSeek:
 class LeasePositions(LeaseCreation):
     """The methods of a lease table that set positions."""
 
-    def seek(self, seeks: Sequence[LeaseSeek], token: str, proof: Check) -> tuple[str, ...] | None:
+    def seek(
+        self, seeks: Sequence[LeaseSeek], token: str, proof: ConditionCheck
+    ) -> tuple[str, ...] | None:
         """Set positions, and create missing rows, in one transaction with `proof`.
 
         The condition of each row is that nobody owns it, and that its counter and checkpoint equal

@@ -40,8 +40,8 @@ from kcl_pipeline.leases.store import (
     Absent,
     AttributeValue,
     Changes,
-    Check,
     Condition,
+    ConditionCheck,
     Equals,
     Item,
     Outcome,
@@ -128,7 +128,7 @@ class CoordinatorRows:
         outcome = self._store.update(LEADER_KEY, self.held_conditions(lock), Changes(put))
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
 
-    def proof_of_lock(self, lock: LeaderLock) -> Check:
+    def proof_of_lock(self, lock: LeaderLock) -> ConditionCheck:
         """Return the condition that version and owner equal those of `lock`."""
         return self._store.check(LEADER_KEY, self.held_conditions(lock))
 
@@ -207,7 +207,7 @@ class CoordinatorRows:
         before = None if replacing is None else string(replacing.text)
         return self._put_attribute(rows.APPLICATION, string(application_text(identity)), before)
 
-    def proof_of_application(self, record: ApplicationRecord) -> Check:
+    def proof_of_application(self, record: ApplicationRecord) -> ConditionCheck:
         """Return the condition that the recorded identity is the one that was read."""
         return self._store.check(MIGRATION_KEY, [Equals(rows.APPLICATION, string(record.text))])
 
@@ -230,7 +230,7 @@ class CoordinatorRows:
         value = None if request is None else request.value
         return self._put_attribute(BALANCE, value, replacing.balance_value)
 
-    def proof_of_pause(self, paused: Control) -> Check:
+    def proof_of_pause(self, paused: Control) -> ConditionCheck:
         """Return the condition that the pause is the one that was read.
 
         Raises:
@@ -320,21 +320,21 @@ class CoordinatorRows:
         return same_value(outcome.item.get(name), value)
 
 
-def _replaceable(key: str, found: LeaderLock | UnreadableLock | None) -> list[Condition]:
+def _replaceable(key: str, lock: LeaderLock | UnreadableLock | None) -> list[Condition]:
     """Return the conditions of replacing the lock that was found."""
-    match found:
+    match lock:
         case None:
             return [Absent(key)]
         case UnreadableLock():
-            return [Present(key), *(_unchanged(found, name) for name in rows.LOCK_ATTRIBUTES)]
+            return [Present(key), *(_unchanged(lock, name) for name in rows.LOCK_ATTRIBUTES)]
         case LeaderLock(is_released=True):
             return [Present(key), Equals(rows.LOCK_RELEASED, string("1"))]
         case LeaderLock():
-            return [Present(key), Equals(rows.LOCK_VERSION, string(found.version))]
+            return [Present(key), Equals(rows.LOCK_VERSION, string(lock.version))]
 
 
-def _unchanged(found: UnreadableLock, name: str) -> Condition:
-    value = found.attributes.get(name)
+def _unchanged(lock: UnreadableLock, name: str) -> Condition:
+    value = lock.attributes.get(name)
     return Absent(name) if value is None else Equals(name, value)
 
 

@@ -207,7 +207,7 @@ def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[S
         worst[stream] = max(lag, worst.get(stream, 0))
     waiting = Counter(key.rpartition(":")[0] for key in unknown)
     found = [StreamLag(name, worst.get(name), waiting[name]) for name in {*worst, *waiting} - {""}]
-    found.sort(key=lambda one: (-(one.millis or 0), -one.unknown, one.stream))
+    found.sort(key=lambda lag: (-(lag.millis or 0), -lag.unknown, lag.stream))
     return tuple(found[:MAX_STREAMS])
 
 

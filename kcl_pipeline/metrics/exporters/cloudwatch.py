@@ -16,7 +16,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsDropped
 from kcl_pipeline.metrics.exporters.exporter import Exporter
-from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation
+from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, MetricValue
 
 BATCH_SIZE: Final = 1_000
 """CloudWatch: metrics per call of PutMetricData. A call has a price, whatever it carries."""
@@ -107,7 +107,7 @@ class CloudWatchExporter(Exporter):
         self._stopped = False
         self._thread = spawn("metrics-cloudwatch", self._run)
 
-    def record(self, values: Sequence[Observation]) -> None:
+    def record(self, values: Sequence[MetricValue]) -> None:
         """Add values to the queue."""
         millis = int(self._clock.wall() * 1000)
         with self._lock:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation
+from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, MetricValue
 
 CLOSE_SECONDS: Final = 5.0
 """How long the end of a worker waits for values that are not exported yet."""
@@ -21,7 +21,7 @@ class Exporter:
 
     name: str
 
-    def record(self, values: Sequence[Observation]) -> None:
+    def record(self, values: Sequence[MetricValue]) -> None:
         """Take the values of one event. The settings have removed metrics and dimensions."""
 
     def forget(self, is_gone: IsGone) -> None:

@@ -17,7 +17,7 @@ from kcl_pipeline.metrics.instruments.instrument import (
     Attributes,
     Instrument,
     Kind,
-    Observation,
+    MetricValue,
 )
 from kcl_pipeline.metrics.instruments.names import otel_attributes, otel_name
 from kcl_pipeline.version import __version__
@@ -45,7 +45,7 @@ class OtelExporter(Exporter):
         self._instruments: dict[Instrument, Callable[[float, dict[str, str]], None]] = {}
         self._made: dict[tuple[str, Kind], Any] = {}
 
-    def record(self, values: Sequence[Observation]) -> None:
+    def record(self, values: Sequence[MetricValue]) -> None:
         """Record values."""
         for one in values:
             put = self._instruments.get(one.instrument) or self._make(one.instrument)

@@ -22,7 +22,7 @@ from kcl_pipeline.metrics.instruments.instrument import (
     Attributes,
     Instrument,
     Kind,
-    Observation,
+    MetricValue,
 )
 from kcl_pipeline.metrics.instruments.names import prometheus_label, prometheus_name
 
@@ -120,7 +120,7 @@ class PrometheusExporter(Exporter):
                 ]
                 yield family
 
-    def record(self, values: Sequence[Observation]) -> None:
+    def record(self, values: Sequence[MetricValue]) -> None:
         """Record values. Of several gauges of one series, the largest counts."""
         gauges: dict[Callable[[float], None], float] = {}
         known = self._series

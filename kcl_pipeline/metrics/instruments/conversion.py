@@ -24,7 +24,7 @@ from kcl_pipeline.metrics.instruments.instrument import (
     Attributes,
     Instrument,
     Measure,
-    Observation,
+    MetricValue,
 )
 
 _TEXTS: Final[dict[str, Callable[[Any], str]]] = {
@@ -49,13 +49,13 @@ def _by_event() -> Mapping[type[Event], list[tuple[Instrument, Measure]]]:
 _FED: Final = _by_event()
 
 
-def observations(event: Event) -> tuple[Observation, ...]:
+def observations(event: Event) -> tuple[MetricValue, ...]:
     """The values of one event; empty for an event without metrics."""
     fed = _FED.get(type(event), ())
     return tuple(one for instrument, measure in fed for one in _values(instrument, measure, event))
 
 
-def _values(instrument: Instrument, measure: Measure, event: Any) -> Iterator[Observation]:
+def _values(instrument: Instrument, measure: Measure, event: Any) -> Iterator[MetricValue]:
     value = measure(event)
     if value is None:
         return
@@ -90,7 +90,7 @@ class HeldLeaseCount:
     def __init__(self) -> None:
         self._held: dict[str, set[str]] = {}
 
-    def after(self, event: Event) -> tuple[Observation, ...]:
+    def after(self, event: Event) -> tuple[MetricValue, ...]:
         """The new count after an event that changes it; otherwise empty."""
         match event:
             case ev.WorkerStarted(worker_id=worker):

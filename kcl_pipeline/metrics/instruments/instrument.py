@@ -96,16 +96,16 @@ class Instrument:
         """Type of the metric in Prometheus."""
         return self.prometheus or self.kind
 
-    def of(self, value: float, attributes: Attributes = ()) -> Observation:
+    def of(self, value: float, attributes: Attributes = ()) -> MetricValue:
         """Return one value."""
-        return Observation(self, value, attributes)
+        return MetricValue(self, value, attributes)
 
 
 def _count_one(_: Event) -> int:
     return 1
 
 
-class Observation(NamedTuple):
+class MetricValue(NamedTuple):
     """One value of a metric.
 
     Attributes:

@@ -28,7 +28,7 @@ from kcl_pipeline.shards import USER_PARTITION_KEY, HashKeyRange, Shard, StreamI
 from kcl_pipeline.testing.kinesis import data as data_plane
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.model import KinesisModel
-from kcl_pipeline.testing.kinesis.shards import Page
+from kcl_pipeline.testing.kinesis.shards import RecordColumns
 from kcl_pipeline.testing.kinesis.state import Answer, Params
 
 
@@ -70,7 +70,7 @@ def _millis(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-def records_table(stream_name: str, shard_id: str, page: Page) -> pa.Table:
+def records_table(stream_name: str, shard_id: str, page: RecordColumns) -> pa.Table:
     """Convert a page to an Arrow table of `RECORD_SCHEMA`."""
     rows = len(page.data)
     if not rows:

@@ -13,14 +13,14 @@ from kcl_pipeline.testing.kinesis.errors import (
     not_found,
 )
 from kcl_pipeline.testing.kinesis.state import Answer, Params, World, decode_token, encode_token
-from kcl_pipeline.testing.kinesis.stream import Consumer, Stream
+from kcl_pipeline.testing.kinesis.stream import FanOutConsumer, Stream
 
 MAX_CONSUMERS: Final = 20
 _DEFAULT_PAGE: Final = 100
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
-def _render(consumer: Consumer, status: str = "ACTIVE") -> Answer:
+def _render(consumer: FanOutConsumer, status: str = "ACTIVE") -> Answer:
     return {
         "ConsumerName": consumer.name,
         "ConsumerARN": consumer.arn,
@@ -29,7 +29,7 @@ def _render(consumer: Consumer, status: str = "ACTIVE") -> Answer:
     }
 
 
-def find_consumer(world: World, params: Params) -> tuple[Stream, Consumer]:
+def find_consumer(world: World, params: Params) -> tuple[Stream, FanOutConsumer]:
     """Find the consumer of a request, by ConsumerARN, or by StreamARN and ConsumerName.
 
     Raises InvalidArgumentException or ResourceNotFoundException.
@@ -73,7 +73,7 @@ def register(world: World, params: Params) -> Answer:
         )
     now_millis = world.now_millis()
     tags = {str(k): str(v) for k, v in (params.get("Tags") or {}).items()}
-    consumer = Consumer(
+    consumer = FanOutConsumer(
         name, f"{stream.arn}/consumer/{name}:{now_millis // 1000}", now_millis, tags
     )
     stream.consumers[name] = consumer

@@ -19,7 +19,7 @@ from kcl_pipeline.testing.kinesis.errors import (
     throttled,
     validation,
 )
-from kcl_pipeline.testing.kinesis.shards import Page, ShardLog
+from kcl_pipeline.testing.kinesis.shards import RecordColumns, ShardLog
 from kcl_pipeline.testing.kinesis.state import Answer, Params, World, decode_token, encode_token
 from kcl_pipeline.testing.kinesis.stream import Stream
 
@@ -39,7 +39,7 @@ Only a stream with the record distribution strategy AUTO accepts a record withou
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutResult:
     """The result of one put: a position, or an error.
 
     If `error` (a code) is set, `shard_id` and `sequence_number` are empty.
@@ -58,7 +58,7 @@ class Read:
     `next_iterator` is None at the end of a closed shard; `child_shards` are then its children.
     """
 
-    page: Page
+    page: RecordColumns
     next_iterator: str | None
     millis_behind_latest: int
     child_shards: tuple[ChildShard, ...]
@@ -107,7 +107,7 @@ def _check_entry(stream: Stream, entry: Entry, field: str) -> int:
     return size
 
 
-def put_records(world: World, params: Params, entries: Sequence[Entry]) -> list[Put]:
+def put_records(world: World, params: Params, entries: Sequence[Entry]) -> list[PutResult]:
     """Store 1 to 500 records and return one result per record.
 
     The results are independent: a shard's throughput limit can reject one record while others are
@@ -142,7 +142,7 @@ def put_records(world: World, params: Params, entries: Sequence[Entry]) -> list[
         ]
 
 
-def _put(stream: Stream, entry: Entry, size: int, now_millis: int, now: float | None) -> Put:
+def _put(stream: Stream, entry: Entry, size: int, now_millis: int, now: float | None) -> PutResult:
     key, data, explicit = entry
     shard = (
         stream.next_shard()
@@ -155,11 +155,11 @@ def _put(stream: Stream, entry: Entry, size: int, now_millis: int, now: float | 
     )
     if now is not None and not shard.limits.admit_put(size, now):
         refused = throttled(shard.shard_id, stream.name, stream.account)
-        return Put(error=refused.code, message=refused.message)
-    return Put(shard.shard_id, shard.append(key, data, size, now_millis))
+        return PutResult(error=refused.code, message=refused.message)
+    return PutResult(shard.shard_id, shard.append(key, data, size, now_millis))
 
 
-def put_record(world: World, params: Params, entry: Entry) -> Put:
+def put_record(world: World, params: Params, entry: Entry) -> PutResult:
     """Store one record; raises ProvisionedThroughputExceededException."""
     with world.lock:
         stream = world.usable(params)

@@ -18,7 +18,7 @@ from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis import consumers, control, listing, subscriptions
 from kcl_pipeline.testing.kinesis import data as data_plane
-from kcl_pipeline.testing.kinesis.data import Entry, Put, Read
+from kcl_pipeline.testing.kinesis.data import Entry, PutResult, Read
 from kcl_pipeline.testing.kinesis.errors import KinesisError, constraint, validation
 from kcl_pipeline.testing.kinesis.state import Answer, KinesisSettings, Params, World
 from kcl_pipeline.testing.kinesis.stream import Stream, Subscription
@@ -34,7 +34,7 @@ def _put_record(world: World, params: Params) -> Answer:
     }
 
 
-def render_put(put: Put) -> Answer:
+def render_put(put: PutResult) -> Answer:
     """Convert one result to its member of a PutRecords response."""
     if put.error is not None:
         return {"ErrorCode": put.error, "ErrorMessage": put.message}
@@ -222,20 +222,20 @@ class KinesisModel:
                 RecordDistributionStrategy=record_distribution,
             )
 
-    def put_records(self, name: str, entries: Sequence[Entry]) -> list[Put]:
+    def put_records(self, name: str, entries: Sequence[Entry]) -> list[PutResult]:
         """Store up to 500 records: (partition key, data, explicit hash key or None).
 
-        The caller must check each `Put.error`.
+        The caller must check each `PutResult.error`.
         """
         return data_plane.put_records(self.world, {"StreamName": name}, entries)
 
-    def put(self, name: str, entries: Iterable[tuple[str | None, bytes]]) -> list[Put]:
+    def put(self, name: str, entries: Iterable[tuple[str | None, bytes]]) -> list[PutResult]:
         """Store any number of records (partition key or None, data).
 
         Raises `KinesisError` for the first record that is rejected.
         """
         everything = [(key, data, None) for key, data in entries]
-        puts: list[Put] = []
+        puts: list[PutResult] = []
         for i in range(0, len(everything), data_plane.MAX_RECORDS_PER_PUT):
             puts += self.put_records(name, everything[i : i + data_plane.MAX_RECORDS_PER_PUT])
         for put in puts:

@@ -15,7 +15,7 @@ _COMPACT_AFTER: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RecordColumns:
     """Records of one read, as columns of equal length.
 
     `next_index` is the index after the last record. `size` is the number of bytes of all records.
@@ -99,7 +99,7 @@ class ShardLog:
         self._written_bytes.append(self._total_bytes)
         return number
 
-    def page(self, index: int, limit: int, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+    def page(self, index: int, limit: int, max_bytes: int = MAX_PAGE_BYTES) -> RecordColumns:
         """Read up to `limit` records from `index`: at most `max_bytes`, but at least one record.
 
         A trimmed index reads from the oldest record.
@@ -109,7 +109,7 @@ class ShardLog:
         by_size = bisect_right(self._written_bytes, before + max_bytes, lo=first)
         last = min(max(by_size, first + 1), first + limit, len(self._data))
         size = self._written_bytes[last - 1] - before if last > first else 0
-        return Page(
+        return RecordColumns(
             self._sequence_numbers[first:last],
             self._partition_keys[first:last],
             self._data[first:last],

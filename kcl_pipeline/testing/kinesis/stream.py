@@ -17,7 +17,7 @@ _ROUNDING: Final = 100_000
 
 
 @dataclass(slots=True)
-class Consumer:
+class FanOutConsumer:
     """A registered enhanced fan-out consumer. Times are epoch milliseconds."""
 
     name: str
@@ -72,7 +72,7 @@ class Stream:
         self._removed_millis = created_millis  # the oldest time that all removed shards had left
         self.max_record_bytes = 1_048_576
         self.tags: dict[str, str] = {}
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, FanOutConsumer] = {}
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.shard_metrics: list[str] = []
         self.encryption_key_id: str | None = None

@@ -19,7 +19,7 @@ LONGEST_RETRY_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class ShardPause:
     """Reason and start (monotonic seconds) of a shard's pause, and the attempts so far."""
 
     reason: str
@@ -39,10 +39,10 @@ class PausedShards:
     def __init__(self, parts: WorkerDependencies) -> None:
         self._parts = parts
         self._lock = threading.Lock()
-        self._pauses: dict[str, Pause] = {}
+        self._pauses: dict[str, ShardPause] = {}
         self._refused: set[str] = set()
 
-    def current(self) -> dict[str, Pause]:
+    def current(self) -> dict[str, ShardPause]:
         """Return the paused shards by lease key."""
         with self._lock:
             return dict(self._pauses)
@@ -59,9 +59,9 @@ class PausedShards:
         now = self._parts.clock.monotonic()
         before = self._pauses.get(lease_key)
         pause = (
-            Pause(reason, now)
+            ShardPause(reason, now)
             if before is None
-            else Pause(reason, before.since, before.attempts + 1)
+            else ShardPause(reason, before.since, before.attempts + 1)
         )
         with self._lock:
             self._pauses[lease_key] = pause

@@ -30,7 +30,7 @@ _SAMPLES: Final = 100
 
 
 @dataclass(slots=True)
-class Period:
+class StatsPeriod:
     """Counters of one period.
 
     Attributes:
@@ -53,8 +53,8 @@ class WorkerStats:
     def __init__(self, parts: WorkerDependencies, leases: HeldLeases) -> None:
         self._parts = parts
         self._leases = leases
-        self._life = Period(parts.clock.monotonic())
-        self._period = Period(parts.clock.monotonic())
+        self._life = StatsPeriod(parts.clock.monotonic())
+        self._period = StatsPeriod(parts.clock.monotonic())
         self._recent = RecentBatches(parts.clock)
         self.table_version: int | None = None
 
@@ -154,7 +154,7 @@ class WorkerStats:
         paused: Mapping[str, str],
     ) -> WorkerProgress:
         """End the period and begin the next; return the counters and gauges of the ended one."""
-        done, self._period = self._period, Period(self._parts.clock.monotonic())
+        done, self._period = self._period, StatsPeriod(self._parts.clock.monotonic())
         return self._progress(done, lag, paused, positions, stalled)
 
     def total(self, *, lag: Lag, paused: Mapping[str, str]) -> WorkerProgress:
@@ -163,7 +163,7 @@ class WorkerStats:
 
     def _progress(
         self,
-        period: Period,
+        period: StatsPeriod,
         lag: Lag,
         paused: Mapping[str, str],
         positions: Mapping[str, str],

@@ -18,7 +18,7 @@ from kcl_pipeline.leases.state.worker_status import (
 )
 from kcl_pipeline.version import __version__
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.pauses import Pause
+from kcl_pipeline.worker.failures.pauses import ShardPause
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -30,7 +30,7 @@ def worker_status(
     source: BatchSource,
     stats: WorkerStats,
     lag: Lag,
-    pauses: Mapping[str, Pause],
+    pauses: Mapping[str, ShardPause],
     *,
     sink_failures: tuple[int, str | None],
     unavailable: tuple[UnavailableStream, ...] | None,

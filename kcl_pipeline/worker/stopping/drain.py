@@ -29,7 +29,7 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.pauses import Pause
+from kcl_pipeline.worker.failures.pauses import ShardPause
 from kcl_pipeline.worker.shards.drained import DrainedStream, by_name
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -102,7 +102,7 @@ class DrainWatch:
         streams: Iterable[StreamId],
         lifecycle: Lifecycle,
         source: BatchSource,
-        paused: Callable[[], Mapping[str, Pause]],
+        paused: Callable[[], Mapping[str, ShardPause]],
         identity: StreamIdentityCheck,
     ) -> None:
         self._parts = parts
