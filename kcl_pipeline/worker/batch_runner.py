@@ -58,7 +58,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         source: BatchSource,
         lifecycle: Lifecycle,
         activity: Activity,
@@ -66,26 +66,28 @@ class BatchRunner:
         lag: LagTracker,
         stop: Callable[[], bool],
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._source = source
         self._lifecycle = lifecycle
         self._stats = stats
         self._lag = lag
-        self._limits = FailureLimits(parts.settings.batch, parts.takes_dead_letters)
+        self._limits = FailureLimits(dependencies.settings.batch, dependencies.takes_dead_letters)
         self._is_stopped = stop
-        self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
+        self._write = WriteSteps(
+            dependencies.writer, self._limits, source.load, dependencies.rng, stop
+        )
         self._commit = CommitSteps(
             lifecycle.commit,
             self._write_again,
-            parts.clock,
-            parts.events,
-            parts.worker_id,
+            dependencies.clock,
+            dependencies.events,
+            dependencies.worker_id,
             activity,
         )
-        self.pauses = PausedShards(parts)
+        self.pauses = PausedShards(dependencies)
         self._part: SplitBatch | None = None
         self._serial = 0
-        self._incarnation = int(parts.clock.wall() * 1000)
+        self._incarnation = int(dependencies.clock.wall() * 1000)
         self._sink_failures = 0
         self._sink_error: str | None = None
 
@@ -112,7 +114,7 @@ class BatchRunner:
         consumers = self._lifecycle.consumers
         self.pauses.follow(consumers)
         self._limits.keep(consumers)
-        batch_id = f"{self._parts.worker_id}-{self._incarnation}-{self._serial + 1}"
+        batch_id = f"{self._dependencies.worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
             sourced = self._source.next(
                 batch_id, {key: c.committed for key, c in consumers.items()}
@@ -137,19 +139,19 @@ class BatchRunner:
         consumers = {r.lease_key: self._lifecycle.consumers[r.lease_key] for r in batch.ranges}
         waiting = set(consumers)
         self._lag.took(sourced.oldest_at)
-        began = self._parts.clock.monotonic()
+        began = self._dependencies.clock.monotonic()
         try:
             with _in_batch(list(consumers.values())):
                 for part in self._write.run(sourced):  # Steps 1 to 3
                     self._pause(part.paused, consumers)
                     waiting -= part.paused.keys()
                     # Step 4
-                    write_dead_letters(self._parts, part.failed, batch.batch_id, consumers)
+                    write_dead_letters(self._dependencies, part.failed, batch.batch_id, consumers)
                     if part.batch.ranges:
-                        written_millis = (self._parts.clock.monotonic() - began) * 1000
+                        written_millis = (self._dependencies.clock.monotonic() - began) * 1000
                         self._commit_part(part, sourced, consumers, written_millis)
                     waiting -= {r.lease_key for r in part.batch.ranges}
-                    began = self._parts.clock.monotonic()
+                    began = self._dependencies.clock.monotonic()
         except (TableMismatchError, TransformFailedError) as error:
             self._pause(dict.fromkeys(waiting, str(error)), consumers)
         except SinkError as error:
@@ -204,7 +206,7 @@ class BatchRunner:
         """
         loaded = self._source.load(batch)
         try:
-            written = self._parts.writer.write(loaded)
+            written = self._dependencies.writer.write(loaded)
         except TransformFailedError as error:
             raise _FailedAgainError(str(error)) from error
         if written.rejected is not None:
@@ -250,12 +252,12 @@ class BatchRunner:
                 continue
             seconds = self.pauses.pause(key, reason)
             self._restart([key], reason)
-            consumer.due = self._parts.clock.monotonic() + seconds
+            consumer.due = self._dependencies.clock.monotonic() + seconds
 
     def _sink_failed(self, batch_id: str, lease_keys: Iterable[str], error: SinkError) -> None:
         """Restart the shards of a batch of unknown outcome."""
         self._stats.count(refused_batches=1)
-        self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
+        self._dependencies.events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
             return
         self._sink_error = f"{type(error).__name__}: {error}"
@@ -274,7 +276,7 @@ class BatchRunner:
     def _restart_gaps(self, sourced: SourcedBatch) -> None:
         """Restart shards whose parts do not follow their committed position; else they stall."""
         used = {r.lease_key for r in sourced.batch.ranges}
-        for part in sourced.parts:
+        for part in sourced.shard_parts:
             consumer = self._lifecycle.consumers.get(part.lease_key)
             if (
                 consumer is None
@@ -283,7 +285,7 @@ class BatchRunner:
                 or part.after == consumer.committed
             ):
                 continue
-            self._parts.events(
+            self._dependencies.events(
                 AwsTrouble(
                     f"read of {part.lease_key}",
                     f"records after {part.after} do not follow {consumer.committed}",
@@ -292,7 +294,7 @@ class BatchRunner:
             self._lifecycle.restart(consumer)
 
     def _note_ends(self, sourced: SourcedBatch) -> None:
-        for part in sourced.parts:
+        for part in sourced.shard_parts:
             consumer = self._lifecycle.consumers.get(part.lease_key)
             if (
                 part.shard_end is not None

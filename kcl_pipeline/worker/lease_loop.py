@@ -54,7 +54,7 @@ class LeaseLoop:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         reporter: WorkerMetricsReporter,
         stalls: StallWatch,
@@ -72,7 +72,7 @@ class LeaseLoop:
         no_table: Callable[[], None],
     ) -> None:
         self._no_table = no_table
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._reporter = reporter
         self._stalls = stalls
@@ -87,7 +87,7 @@ class LeaseLoop:
         self._tasks = tasks
         self._map_lookups = map_lookups
         self._stop = stop
-        clock, settings = parts.clock, parts.settings
+        clock, settings = dependencies.clock, dependencies.settings
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
         self._discovery_seconds = settings.lease_discovery_interval_millis / 1000
         self._is_discovery_set = settings.lease.lease_discovery_interval_millis is not None
@@ -113,14 +113,18 @@ class LeaseLoop:
             if not self._is_2x():  # its discovery is another one
                 self._useless.look(self._leases, self._source)
             lag = self._lag()
-            self._parts.events(LagMeasured(self._parts.worker_id, lag.millis, len(lag.unknown)))
-            memory = self._parts.memory
+            self._dependencies.events(
+                LagMeasured(self._dependencies.worker_id, lag.millis, len(lag.unknown))
+            )
+            memory = self._dependencies.memory
             if memory is not None:
-                self._parts.events(
-                    MemoryMeasured(self._parts.worker_id, memory.used_bytes, memory.max_bytes)
+                self._dependencies.events(
+                    MemoryMeasured(
+                        self._dependencies.worker_id, memory.used_bytes, memory.max_bytes
+                    )
                 )
         if self._seconds_until_discovery() <= 0:
-            self._discovered_at = self._parts.clock.monotonic()
+            self._discovered_at = self._dependencies.clock.monotonic()
             if not (self._stop.is_set() or self._is_2x()):
                 self._tasks.start(LeaseTask.DISCOVERY, self._discover)
         captures = self._capture.ready()
@@ -166,23 +170,25 @@ class LeaseLoop:
             what: The task in the event of an error.
             step: Runs it; returns the number of leases that it renewed or found.
         """
-        began = self._parts.clock.monotonic()
+        began = self._dependencies.clock.monotonic()
         leases, succeeded = 0, False
         try:
             leases, succeeded = step(), True
         except AwsError as error:
-            self._parts.events(AwsTrouble(what, str(error)))
+            self._dependencies.events(AwsTrouble(what, str(error)))
             if isinstance(error, NotFoundError):
                 self._no_table()
-        millis = (self._parts.clock.monotonic() - began) * 1000
-        self._parts.events(TaskFinished(self._parts.worker_id, task, millis, leases, succeeded))
+        millis = (self._dependencies.clock.monotonic() - began) * 1000
+        self._dependencies.events(
+            TaskFinished(self._dependencies.worker_id, task, millis, leases, succeeded)
+        )
 
     def _seconds_until_discovery(self) -> float:
         """Return the seconds until the next discovery is due, 0 or more.
 
         It is due more often while no lease is held, and after one was gained or lost.
         """
-        now, seconds = self._parts.clock.monotonic(), self._discovery_seconds
+        now, seconds = self._dependencies.clock.monotonic(), self._discovery_seconds
         if not self._leases.held():
             seconds = min(seconds, FIRST_DISCOVERY_SECONDS)
         if not self._is_discovery_set and now - self._leases.changed_at < CHANGING_SECONDS:
@@ -194,7 +200,7 @@ class LeaseLoop:
         attempt(
             "handoff time-out",
             lambda: self._leases.complete_handoff(held, forced=True),
-            self._parts.events,
+            self._dependencies.events,
         )
 
     def _report_metrics(self) -> int:
@@ -202,5 +208,5 @@ class LeaseLoop:
         other, self._reporter.other_run_id = self._reporter.other_run_id, None
         self._leases.shares_its_id = other is not None
         if other is not None and self._shared_due.ready():
-            self._parts.events(WorkerIdShared(self._parts.worker_id, other))
+            self._dependencies.events(WorkerIdShared(self._dependencies.worker_id, other))
         return 0

@@ -19,7 +19,7 @@ _RECORDING: Final = "recording streams that the record lacks"
 
 
 def record_application(
-    application: OpenedApplication, parts: WorkerDependencies, stop: StopSignal
+    application: OpenedApplication, dependencies: WorkerDependencies, stop: StopSignal
 ) -> ApplicationIdentity:
     """Record the identity of a worker that starts, and return the record.
 
@@ -32,25 +32,25 @@ def record_application(
     recorded = retry_transient(
         "look at the identity of the application",
         lambda: ensure_application(
-            parts.settings.application_name,
-            parts.coordinator_table,
-            parts.lease_table,
+            dependencies.settings.application_name,
+            dependencies.coordinator_table,
+            dependencies.lease_table,
             application.identity,
-            lambda: parts.kinesis.list_shards(application.streams[0]),
+            lambda: dependencies.kinesis.list_shards(application.streams[0]),
         ),
-        parts.clock,
-        parts.rng,
-        parts.events,
+        dependencies.clock,
+        dependencies.rng,
+        dependencies.events,
         stop,
     )
-    refuse_pause(parts.settings.application_name, recorded.control.pause)
+    refuse_pause(dependencies.settings.application_name, recorded.control.pause)
     return recorded.identity
 
 
 def record_missing_streams(
     application: OpenedApplication,
     recorded: ApplicationRecord,
-    parts: WorkerDependencies,
+    dependencies: WorkerDependencies,
     stop: StopSignal,
 ) -> ApplicationIdentity:
     """Record the streams of this worker again that the record lacks, and return the record.
@@ -67,27 +67,27 @@ def record_missing_streams(
         return identity
     known = {one.account_and_name for one in identity.streams}
     lacking = [one for one in wanted.streams if one.account_and_name not in known]
-    existing = [found for one in lacking if (found := _existing(one, parts)) is not None]
+    existing = [found for one in lacking if (found := _existing(one, dependencies)) is not None]
     if not existing:
         return identity
     kept = [one for one in wanted.streams if one.account_and_name in known]
     following = replace(wanted, streams=(*kept, *existing))
     try:
-        return record_application(replace(application, identity=following), parts, stop)
+        return record_application(replace(application, identity=following), dependencies, stop)
     except (ApplicationPausedError, StoppedWhileRetryingError) as error:
-        parts.events(AwsTrouble(_RECORDING, str(error)))
+        dependencies.events(AwsTrouble(_RECORDING, str(error)))
         return identity
 
 
-def _existing(stream: RecordedStream, parts: WorkerDependencies) -> RecordedStream | None:
+def _existing(stream: RecordedStream, dependencies: WorkerDependencies) -> RecordedStream | None:
     """Return the stream as it is now: it may have been created again. None: it cannot be used.
 
     Raises:
         AwsError: The service does not describe it now.
     """
     try:
-        found = parts.kinesis.resolve_stream(stream.arn, multi_stream=True)
+        found = dependencies.kinesis.resolve_stream(stream.arn, multi_stream=True)
     except STREAM_ERRORS as error:
-        parts.events(AwsTrouble(_RECORDING, f"{stream.arn}: {error}"))
+        dependencies.events(AwsTrouble(_RECORDING, f"{stream.arn}: {error}"))
         return None
-    return RecordedStream.of(found, parts.settings.shard_sync_of(found))
+    return RecordedStream.of(found, dependencies.settings.shard_sync_of(found))

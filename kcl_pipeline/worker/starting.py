@@ -71,7 +71,7 @@ def open_application(
     """
     is_multi_stream = settings.is_multi_stream
     names = settings.streams if select is None else _selected(select, events)
-    found, unavailable = _found(names, kinesis, is_multi_stream=is_multi_stream)
+    found, unavailable = _usable_streams(names, kinesis, is_multi_stream=is_multi_stream)
     for table in (lease_table, worker_table, coordinator_table):
         retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
     identity = ApplicationIdentity.of(
@@ -123,7 +123,7 @@ def _selected(select: SelectStreams, events: EventSink) -> tuple[str, ...]:
         return ()
 
 
-def _found(
+def _usable_streams(
     names: Iterable[str], kinesis: KinesisClient, *, is_multi_stream: bool
 ) -> tuple[list[StreamId], dict[str, AwsError]]:
     """Return the streams that can be used, and the errors of the others.

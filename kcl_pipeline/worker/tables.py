@@ -21,18 +21,18 @@ class DeletedTables:
     """Notes that a table is missing, and creates it. Any thread may call `note`, one `restore`.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         application: Returns the application that the worker has opened.
         stop: Ends the worker.
     """
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         application: Callable[[], OpenedApplication],
         stop: StopSignal,
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._application = application
         self._stop = stop
         self._is_missed = False
@@ -55,13 +55,17 @@ class DeletedTables:
         """
         if not self._is_missed or self._stop.is_set():
             return
-        parts, self._is_missed = self._parts, False
+        dependencies, self._is_missed = self._dependencies, False
         try:
-            for table in (parts.lease_table, parts.worker_table, parts.coordinator_table):
+            for table in (
+                dependencies.lease_table,
+                dependencies.worker_table,
+                dependencies.coordinator_table,
+            ):
                 if table.ensure_exists():
                     self._tell(f"the table {table.name} did not exist any more; it exists again")
             start_version()
-            record_application(self._application(), parts, self._stop)
+            record_application(self._application(), dependencies, self._stop)
         except AwsError as error:
             self._is_missed = True
             self._tell(str(error))
@@ -69,4 +73,4 @@ class DeletedTables:
             self._tell(str(error))
 
     def _tell(self, text: str) -> None:
-        self._parts.events(AwsTrouble("creation of deleted tables", text))
+        self._dependencies.events(AwsTrouble("creation of deleted tables", text))

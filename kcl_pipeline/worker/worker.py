@@ -73,54 +73,58 @@ class Worker:
     """One worker. Call `run` once.
 
     Args:
-        parts: Its dependencies.
+        dependencies: Its dependencies.
     """
 
-    def __init__(self, parts: WorkerDependencies) -> None:
-        self.worker_id = parts.worker_id
-        self._activity = Activity(parts.clock)
+    def __init__(self, dependencies: WorkerDependencies) -> None:
+        self.worker_id = dependencies.worker_id
+        self._activity = Activity(dependencies.clock)
         # A lambda, because the reporter is created below
-        events = noting_changes(parts.events, lambda: self.reporter.note_change())  # noqa: PLW0108
-        settings, clock = parts.settings, parts.clock
+        events = noting_changes(dependencies.events, lambda: self.reporter.note_change())  # noqa: PLW0108
+        settings, clock = dependencies.settings, dependencies.clock
         self._stop = CurrentStop(clock.signal())
-        self.useless = UselessWatch(parts, self._stop)
+        self.useless = UselessWatch(dependencies, self._stop)
         events = self.useless.noting(events)
-        parts = replace(parts, events=events, writer=WatchedWriter(parts.writer, self._activity))
-        self._parts = parts
-        self._application = parts.application
+        dependencies = replace(
+            dependencies, events=events, writer=WatchedWriter(dependencies.writer, self._activity)
+        )
+        self._dependencies = dependencies
+        self._application = dependencies.application
         self._streams = LeaseStreams(settings)
-        self._pools = Pools(settings.lease.max_lease_renewal_threads, parallel=parts.parallel)
+        self._pools = Pools(
+            settings.lease.max_lease_renewal_threads, parallel=dependencies.parallel
+        )
         self.leases = HeldLeases(
-            parts.lease_table,
+            dependencies.lease_table,
             self.worker_id,
             settings.lease,
             clock,
             events,
             multi_stream=settings.is_multi_stream,
-            rng=random.Random(parts.rng.getrandbits(64)),
+            rng=random.Random(dependencies.rng.getrandbits(64)),
         )
         self.reporter = WorkerMetricsReporter(
-            parts.worker_table,
+            dependencies.worker_table,
             self.worker_id,
             settings.worker,
             clock,
-            parts.rng,
-            parts.metric,
-            run_id=parts.run_id,
+            dependencies.rng,
+            dependencies.metric,
+            run_id=dependencies.run_id,
             status=self._status,
         )
         self._retrieval = Retrieval(
-            settings, parts.kinesis, parts.fan_out, clock, events, parts.spawn
+            settings, dependencies.kinesis, dependencies.fan_out, clock, events, dependencies.spawn
         )
         self.source: BatchSource = (
-            BufferedSource(parts, self._retrieval, self.leases.held)
-            if parts.range_jobs is None
-            else RangeSource(parts.range_jobs, parts, self._retrieval, self._stop)
+            BufferedSource(dependencies, self._retrieval, self.leases.held)
+            if dependencies.range_jobs is None
+            else RangeSource(dependencies.range_jobs, dependencies, self._retrieval, self._stop)
         )
-        self._retention = RetentionLosses(parts, self._retrieval)
-        sink = parts.sink
+        self._retention = RetentionLosses(dependencies, self._retrieval)
+        sink = dependencies.sink
         self.lifecycle = Lifecycle(
-            parts,
+            dependencies,
             self.leases,
             self.source,
             self._make_commit,
@@ -129,12 +133,12 @@ class Worker:
             self._check_application,
             self._pools.map_commits,
         )
-        self.stalls = StallWatch(parts, self.leases, self.lifecycle, self.source)
-        self.hangs = HangWatch(parts, self._activity, self.stalls.waiting)
-        self.stats, self._lag = WorkerStats(parts, self.leases), LagTracker(clock)
+        self.stalls = StallWatch(dependencies, self.leases, self.lifecycle, self.source)
+        self.hangs = HangWatch(dependencies, self._activity, self.stalls.waiting)
+        self.stats, self._lag = WorkerStats(dependencies, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
-            parts,
+            dependencies,
             self.source,
             self.lifecycle,
             self._activity,
@@ -145,7 +149,7 @@ class Worker:
         lookups = self._pools.map_lookups
         tables = self._deleted_tables()
         self.lease_tick = LeaseLoop(
-            parts,
+            dependencies,
             self.leases,
             self.reporter,
             self.stalls,
@@ -161,23 +165,23 @@ class Worker:
             is_2x=lambda: self.coordination.version.is_2x,
             no_table=tables.note,
         ).tick
-        self.coordination = Coordination(parts, self.leases, lookups, self._stop, tables)
+        self.coordination = Coordination(dependencies, self.leases, lookups, self._stop, tables)
         self.lead_tick, self.fetch_tick = self.coordination.tick, self.source.fetch
-        self._leaving = Leaving(parts, self.leases, self.reporter, self.lifecycle, lookups)
+        self._leaving = Leaving(dependencies, self.leases, self.reporter, self.lifecycle, lookups)
 
     def _deleted_tables(self) -> DeletedTables:
-        return DeletedTables(self._parts, lambda: self._opened(self._stop), self._stop)
+        return DeletedTables(self._dependencies, lambda: self._opened(self._stop), self._stop)
 
     def _make_commit(self, lineage: Lineage) -> BatchCommit:
-        parts, lease = self._parts, self._parts.settings.lease
+        dependencies, lease = self._dependencies, self._dependencies.settings.lease
         lag = lease.checkpoint_lag
         return BatchCommit(
             self.leases,
-            parts.sink,
+            dependencies.sink,
             lineage,
-            parts.clock,
-            parts.events,
-            rng=parts.rng,
+            dependencies.clock,
+            dependencies.events,
+            rng=dependencies.rng,
             stop=self._stop,
             map=self._pools.map_commits,
             flush_seconds=lag / 1000 if lag < lease.renewal_interval_millis else None,
@@ -199,26 +203,33 @@ class Worker:
             UnavailableError: A service was unavailable for that time.
             StoppedWhileRetryingError: `stop` was set while a failed step waited.
         """
-        parts, stop = self._parts, stop or self._stop
+        dependencies, stop = self._dependencies, stop or self._stop
 
         def retried(what: str, step: Callable[[], object]) -> None:
-            retry_transient(what, step, self._parts.clock, parts.rng, self._parts.events, stop)
+            retry_transient(
+                what,
+                step,
+                self._dependencies.clock,
+                dependencies.rng,
+                self._dependencies.events,
+                stop,
+            )
 
         application = self._opened(stop)
         for name, error in application.unavailable.items():
-            self._parts.events(StreamUnavailable(self.worker_id, name, str(error)))
+            self._dependencies.events(StreamUnavailable(self.worker_id, name, str(error)))
         retried("look at the client version", self.coordination.version.start)
-        identity = record_application(application, parts, stop)
+        identity = record_application(application, dependencies, stop)
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
-        if unnamed and not self._parts.settings.selects_streams:
-            self._parts.events(StreamsDiffer(self.worker_id, unnamed))
+        if unnamed and not self._dependencies.settings.selects_streams:
+            self._dependencies.events(StreamsDiffer(self.worker_id, unnamed))
         self._retrieval.register_consumers(self._streams.opened())
         self._check_sink()
         retried("first worker metrics report", self.reporter.report)
         self.leases.recover(map=self._pools.map_lookups)
-        self._parts.events(WorkerStarted(self.worker_id))
+        self._dependencies.events(WorkerStarted(self.worker_id))
 
     def _check_sink(self) -> None:
         """Refuse an output that cannot be written. One that cannot be reached now is tried later.
@@ -226,41 +237,41 @@ class Worker:
         Raises:
             TableMismatchError: The output cannot be written.
         """
-        if not isinstance(self._parts.sink, CheckedSink):
+        if not isinstance(self._dependencies.sink, CheckedSink):
             return
         try:
-            self._parts.sink.check()
+            self._dependencies.sink.check()
         except TableMismatchError:
             raise
         except SinkError as error:
-            self._parts.events(AwsTrouble("check of the output", str(error)))
+            self._dependencies.events(AwsTrouble("check of the output", str(error)))
 
     def _opened(self, stop: StopSignal) -> OpenedApplication:
         """Return the application. It is opened here unless the dependencies contain it."""
         if self._application is None:
-            parts = self._parts
+            dependencies = self._dependencies
             self._application = open_application(
-                parts.settings,
-                parts.kinesis,
-                parts.lease_table,
-                parts.worker_table,
-                parts.coordinator_table,
-                sink_address=parts.sink_address,
-                clock=parts.clock,
-                rng=parts.rng,
-                events=parts.events,
+                dependencies.settings,
+                dependencies.kinesis,
+                dependencies.lease_table,
+                dependencies.worker_table,
+                dependencies.coordinator_table,
+                sink_address=dependencies.sink_address,
+                clock=dependencies.clock,
+                rng=dependencies.rng,
+                events=dependencies.events,
                 stop=stop,
-                select=parts.select,
+                select=dependencies.select,
             )
         return self._application
 
     def _check_application(self) -> None:
-        application, parts = self._opened(self._stop), self._parts
-        name = self._parts.settings.application_name
-        recorded = check_application(name, parts.coordinator_table, application.identity)
+        application, dependencies = self._opened(self._stop), self._dependencies
+        name = self._dependencies.settings.application_name
+        recorded = check_application(name, dependencies.coordinator_table, application.identity)
         if recorded.control.pause is not None:
             self.reporter.note_pause()
-        current = record_missing_streams(application, recorded, parts, self._stop)
+        current = record_missing_streams(application, recorded, dependencies, self._stop)
         self._streams.note_record(current.streams)
 
     def run(
@@ -284,7 +295,7 @@ class Worker:
             on_progress: Receives the progress. None: no progress is reported.
             progress_seconds: Minimum time between two progress reports.
         """
-        background = Background(self._parts.clock, self._parts.spawn)
+        background = Background(self._dependencies.clock, self._dependencies.spawn)
         reason = StopReason.FAILED
         self._stop.signal = stop
         try:
@@ -323,7 +334,7 @@ class Worker:
                 is_pause = self.reporter.drains_for_pause
                 return StopReason.APPLICATION_PAUSED if is_pause else StopReason.DRAIN_REQUESTED
             if not self.process_tick():
-                self.source.wait(stop, self._parts.idle_seconds)
+                self.source.wait(stop, self._dependencies.idle_seconds)
             if self.hangs.gave_up:
                 return StopReason.HUNG
             if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
@@ -336,7 +347,7 @@ class Worker:
     def drain_watch(self) -> DrainWatch:
         """Return a watch that reports when all records now in the streams are in the table."""
         self._drain = DrainWatch(
-            self._parts,
+            self._dependencies,
             self._streams.opened(),
             self.lifecycle,
             self.source,
@@ -379,7 +390,9 @@ class Worker:
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         self._activity.enter(HangStep.READING)
         was_batch = self._runner.step()
-        attempt("announcement of changes", self.reporter.announce_changes, self._parts.events)
+        attempt(
+            "announcement of changes", self.reporter.announce_changes, self._dependencies.events
+        )
         self._activity.enter(None)
         return was_batch
 
@@ -390,7 +403,7 @@ class Worker:
     def _status(self) -> WorkerStatus:
         """Return the status for the worker metrics row. The thread that renews leases calls it."""
         return worker_status(
-            self._parts,
+            self._dependencies,
             self.leases,
             self.source,
             self.stats,
@@ -399,7 +412,7 @@ class Worker:
             sink_failures=self._runner.sink_failures,
             unavailable=self.coordination.standby.unavailable,
             hung=self.hangs.hung,
-            stalled=self.stalls.found,
+            stalled=self.stalls.stalled_leases,
         )
 
     def paused(self) -> dict[str, ShardPause]:
@@ -415,9 +428,9 @@ class Worker:
             self._stop.set()
         self._leaving.leave(hung=reason is StopReason.HUNG)
         self._pools.shut_down()
-        if self._parts.range_jobs is not None:
-            self._parts.range_jobs.close()
-        self._parts.events(WorkerStopped(self.worker_id, reason))
+        if self._dependencies.range_jobs is not None:
+            self._dependencies.range_jobs.close()
+        self._dependencies.events(WorkerStopped(self.worker_id, reason))
 
     def _progress(self) -> WorkerProgress:
         return self.stats.close_period(

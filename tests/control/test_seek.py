@@ -126,7 +126,7 @@ def test_a_batch_of_a_paused_worker_lands_before_a_seek_or_never(landed):
     """A worker crashed with a batch that was written: its commit may still arrive."""
     world, _, old, new = three_batches(shards=1)
     late = []
-    sink = world.running["w-1"]._parts.sink
+    sink = world.running["w-1"]._dependencies.sink
     commit = sink.commit
 
     def stop(*given):

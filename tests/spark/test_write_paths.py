@@ -100,7 +100,7 @@ def test_a_worker_that_dies_between_files_and_commit_repeats_nothing(
     stage = Stage(aws, spark, tmp_path, write_path, shards=2)
     stage.put(*numbered(300))
     dying = stage.worker()
-    sink = dying._parts.sink
+    sink = dying._dependencies.sink
 
     class Dies(BaseException):
         pass

@@ -20,7 +20,7 @@ from tests.support.worker_world import World, numbered
 def started(world, name, sink_address=None):
     """A worker as another process would start it."""
     worker = world.make_worker(name)
-    parts = dataclasses.replace(worker._parts, sink_address=sink_address)
+    parts = dataclasses.replace(worker._dependencies, sink_address=sink_address)
     return Worker(parts)
 
 

@@ -27,7 +27,7 @@ class Fleet(World):
     def join(self, name: str, *, leads: bool = True) -> Worker:
         worker = self.make_worker(name)
         if not leads:
-            worker = Worker(replace(worker._parts, leader=None))
+            worker = Worker(replace(worker._dependencies, leader=None))
         worker.start_up()
         self.crew[name] = worker
         return worker

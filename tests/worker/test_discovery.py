@@ -46,7 +46,7 @@ def test_nothing_is_taken_from_its_own_leader_by_a_worker_that_stops():
     world = World(shards=3, **SLOW)
     stop = world.clock.signal()
     world.worker._stop.signal = stop
-    report = world.worker._parts.leader.run_once()
+    report = world.worker._dependencies.leader.run_once()
     stop.set()
     world.worker.coordination.standby._take(report)
     assert world.worker.leases.held() == ()

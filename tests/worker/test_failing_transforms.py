@@ -201,7 +201,7 @@ def failing_commits(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
         fails = call == "commit" and written and next(failures, False)
         return SinkFault.FAIL if fails else None
 
-    world.worker._parts.sink.faults = fault
+    world.worker._dependencies.sink.faults = fault
     return world
 
 
@@ -249,7 +249,7 @@ def test_a_stopping_worker_gives_up_a_search_and_loses_nothing():
 
 
 def test_a_dead_letter_table_that_cannot_be_written_holds_the_batch_back(world: World):
-    sink = world.worker._parts.sink
+    sink = world.worker._dependencies.sink
 
     def refuse(_records: pa.Table) -> None:
         raise SinkError("no room")

@@ -31,7 +31,7 @@ def test_while_commits_fail_the_lag_grows(world: World, monkeypatch: pytest.Monk
     world.put(*numbered(10))
     world.run()
     monkeypatch.setattr(commit, "COMMIT", replace(commit.COMMIT, limit_seconds=0.0))
-    sink = world.worker._parts.sink
+    sink = world.worker._dependencies.sink
     sink.faults = lambda call, _keys: SinkFault.FAIL if call == "commit" else None
     arrived = world.clock.monotonic()
     world.put(*numbered(5, "s"))

@@ -192,7 +192,7 @@ def test_a_job_whose_transform_fails_before_anything_was_read_is_not_taken_for_a
 def test_a_commit_without_an_answer_reads_its_shards_again():
     world = World()
     world.put(*numbered(30))
-    sink = world.worker._parts.sink
+    sink = world.worker._dependencies.sink
     commit, failing = sink.commit, iter([True] * 60)
 
     def flaky(*given):

@@ -43,7 +43,7 @@ def status(world):
 
 
 def fail_the_sink(world, times=10**9):
-    sink, left = world.worker._parts.sink, [times]
+    sink, left = world.worker._dependencies.sink, [times]
     before = sink.commit
 
     def failing(*batch):

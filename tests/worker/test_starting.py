@@ -99,7 +99,7 @@ def test_lost_records_are_recorded_and_passed_on(aws, pipeline, kind):
     table = open_tables(pipeline.settings, clients, SystemClock()).coordinator
     ensure_client_version(table, "w-1", SystemClock())
     lost = RecordsLost("w-1", "shardId-1", LossReason.ROW_DELETED, stream="orders")
-    (built._parts.events if kind == "worker" else built._events)(lost)
+    (built._dependencies.events if kind == "worker" else built._events)(lost)
     assert events[-1] == lost
     end = time.monotonic() + 30
     while not table.read_losses().count and time.monotonic() < end:
@@ -221,7 +221,11 @@ def test_a_worker_opens_its_application_once(aws, pipeline, monkeypatch):
     clients = clients_of(aws, pipeline)
     clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
     worker = pipeline.build_worker("w-1", clients=clients)
-    tables = worker._parts.lease_table, worker._parts.worker_table, worker._parts.coordinator_table
+    tables = (
+        worker._dependencies.lease_table,
+        worker._dependencies.worker_table,
+        worker._dependencies.coordinator_table,
+    )
     again = []
     for table in tables:
         monkeypatch.setattr(table, "ensure_exists", lambda name=table.name: again.append(name))

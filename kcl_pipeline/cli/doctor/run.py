@@ -223,4 +223,6 @@ def _snapshot(app: Target) -> checks.RowsSnapshot:
     multi_stream, table = app.settings.is_multi_stream, app.tables.lease
     listing = table.list_leases().of_form(table.name, multi_stream=multi_stream)
     workers = app.tables.workers.scan_workers()
-    return checks.RowsSnapshot(listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows))
+    return checks.RowsSnapshot(
+        listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows)
+    )

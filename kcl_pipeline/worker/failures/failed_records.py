@@ -193,7 +193,7 @@ def dead_letters(failed: Mapping[str, pa.Table], batch_id: str, failed_at: float
 
 
 def write_dead_letters(
-    parts: WorkerDependencies,
+    dependencies: WorkerDependencies,
     failed: Mapping[str, pa.Table],
     batch_id: str,
     consumers: Mapping[str, ShardConsumer],
@@ -204,7 +204,7 @@ def write_dead_letters(
     reported.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         failed: The records by lease key (`FAILED_SCHEMA`).
         batch_id: Their batch.
         consumers: The consumers of the leases.
@@ -212,7 +212,7 @@ def write_dead_letters(
     Raises:
         SinkError: The records could not be written. Call again.
     """
-    skip = parts.settings.batch.failed_records == "skip"
+    skip = dependencies.settings.batch.failed_records == "skip"
     new = {}
     for key, records in failed.items():
         fresh = records.filter(
@@ -221,10 +221,10 @@ def write_dead_letters(
         if fresh.num_rows:
             new[key] = fresh
     if new and not skip:
-        parts.sink.write_dead_letters(dead_letters(new, batch_id, parts.clock.wall()))
+        dependencies.sink.write_dead_letters(dead_letters(new, batch_id, dependencies.clock.wall()))
     for key, records in new.items():
         consumers[key].set_aside.update(positions_of(records))
         error = records["error"][0].as_py()
-        parts.events(
-            RecordsDeadLettered(parts.worker_id, key, records.num_rows, error, skipped=skip)
+        dependencies.events(
+            RecordsDeadLettered(dependencies.worker_id, key, records.num_rows, error, skipped=skip)
         )

@@ -1,11 +1,11 @@
-"""Find the records that a transform fails on, by running it on smaller and smaller parts.
+"""Find the records that a transform fails on, by running it on smaller and smaller pieces.
 
-The parts of one round are evaluated together (`BatchWriter.probe`), several at a time. Each needs a
-Spark job or a call of an Arrow function. Nothing is written. A part that fails is cut into at most
-`MAX_PIECES` pieces for the next round, down to single records.
+The pieces of one round are evaluated together (`BatchWriter.probe`), several at a time. Each needs
+a Spark job or a call of an Arrow function. Nothing is written. A piece that fails is cut into at
+most `MAX_PIECES` pieces for the next round, down to single records.
 
 A broken transform fails on most records, and a test of each of them would take hours. So a sample
-is tested first. The search in a shard ends when more of its parts fail than records may fail.
+is tested first. The search in a shard ends when more of its pieces fail than records may fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_PIECES: Final = 16
 SAMPLES: Final = 16
 _WORTH_A_SAMPLE: Final = 10 * SAMPLES
 _UNLIKELY: Final = 1e-3
-_PARTS_AT_ONCE: Final = 256
+_PIECES_AT_ONCE: Final = 256
 
 Probe = Callable[[Sequence[pa.Table]], Sequence[str | None]]
 
@@ -41,7 +41,7 @@ class ShardFailures:
     Attributes:
         rows: Error by row number, of every record that fails alone.
         exceeded: Why more records fail than allowed. Then `rows` is incomplete.
-        first_error: The error of the first part that failed. None: no part failed.
+        first_error: The error of the first piece that failed. None: no piece failed.
     """
 
     rows: dict[int, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class ShardFailures:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Piece:
     shard: str
     start: int
     length: int
@@ -62,9 +62,9 @@ class Isolation:
     Args:
         shards: Records by lease key.
         limits: How many of them may fail, by lease key.
-        probe: Evaluates parts; see `BatchWriter.probe`.
+        probe: Evaluates pieces; see `BatchWriter.probe`.
         rng: Chooses the sample.
-        is_stopped: Called before each group of parts. True ends the search.
+        is_stopped: Called before each group of pieces. True ends the search.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Isolation:
         self._probe = probe
         self._rng = rng
         self._is_stopped = is_stopped
-        self._found = {key: ShardFailures() for key in shards}
+        self._failures = {key: ShardFailures() for key in shards}
 
     def run(self) -> dict[str, ShardFailures]:
         """Find the failing records of every shard.
@@ -89,70 +89,70 @@ class Isolation:
             IsolationStoppedError: The worker stops.
             SinkError: Spark failed.
         """
-        whole = [_Part(key, 0, rows.num_rows) for key, rows in self._shards.items()]
-        failing = self._failing([part for part in whole if part.length])
-        self._look_at_samples([part for part in failing if self._is_worth_a_sample(part)])
+        whole = [_Piece(key, 0, rows.num_rows) for key, rows in self._shards.items()]
+        failing = self._failing([piece for piece in whole if piece.length])
+        self._look_at_samples([piece for piece in failing if self._is_worth_a_sample(piece)])
         while failing := self._within_limits(failing):
-            failing = self._failing(list(self._pieces(failing)))
-        return self._found
+            failing = self._failing(list(self._divided(failing)))
+        return self._failures
 
-    def _failing(self, parts: Sequence[_Part]) -> list[_Part]:
-        """Return the failing parts with more than one record; note failing single records."""
+    def _failing(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+        """Return the failing pieces with more than one record; note failing single records."""
         failing = []
-        for part, error in zip(parts, self._errors(parts), strict=True):
+        for piece, error in zip(pieces, self._errors(pieces), strict=True):
             if error is None:
                 continue
-            found = self._found[part.shard]
+            found = self._failures[piece.shard]
             found.first_error = found.first_error or error
-            if part.length == 1:
-                found.rows[part.start] = error
+            if piece.length == 1:
+                found.rows[piece.start] = error
             else:
-                failing.append(part)
+                failing.append(piece)
         return failing
 
-    def _errors(self, parts: Sequence[_Part]) -> list[str | None]:
+    def _errors(self, pieces: Sequence[_Piece]) -> list[str | None]:
         errors: list[str | None] = []
-        for begin in range(0, len(parts), _PARTS_AT_ONCE):
+        for begin in range(0, len(pieces), _PIECES_AT_ONCE):
             if self._is_stopped():
                 raise IsolationStoppedError
-            chosen = parts[begin : begin + _PARTS_AT_ONCE]
+            chosen = pieces[begin : begin + _PIECES_AT_ONCE]
             errors += self._probe(
-                [self._shards[part.shard].slice(part.start, part.length) for part in chosen]
+                [self._shards[piece.shard].slice(piece.start, piece.length) for piece in chosen]
             )
         return errors
 
-    def _is_worth_a_sample(self, part: _Part) -> bool:
-        share = self._limits[part.shard] / part.length
-        return part.length >= _WORTH_A_SAMPLE and 0 < share < 1
+    def _is_worth_a_sample(self, piece: _Piece) -> bool:
+        share = self._limits[piece.shard] / piece.length
+        return piece.length >= _WORTH_A_SAMPLE and 0 < share < 1
 
-    def _look_at_samples(self, parts: Sequence[_Part]) -> None:
+    def _look_at_samples(self, pieces: Sequence[_Piece]) -> None:
         """Mark shards whose sample shows that more records fail than allowed."""
         singles = [
-            _Part(part.shard, row, 1)
-            for part in parts
-            for row in sorted(self._rng.sample(range(part.length), SAMPLES))
+            _Piece(piece.shard, row, 1)
+            for piece in pieces
+            for row in sorted(self._rng.sample(range(piece.length), SAMPLES))
         ]
         errors = self._errors(singles)
-        for number, part in enumerate(parts):
+        for number, piece in enumerate(pieces):
             own = errors[number * SAMPLES : (number + 1) * SAMPLES]
             failed = [error for error in own if error is not None]
-            share = self._limits[part.shard] / part.length
+            share = self._limits[piece.shard] / piece.length
             if failed and _at_least(len(failed), SAMPLES, share) < _UNLIKELY:
-                self._found[
-                    part.shard
+                self._failures[
+                    piece.shard
                 ].exceeded = (
-                    f"{len(failed)} of {SAMPLES} records chosen at random from {part.length} fail"
+                    f"{len(failed)} of {SAMPLES} records chosen at random from {piece.length} fail"
                 )
 
-    def _within_limits(self, failing: Sequence[_Part]) -> list[_Part]:
-        """Return the parts to search: none of a shard that is over its limit.
+    def _within_limits(self, failing: Sequence[_Piece]) -> list[_Piece]:
+        """Return the pieces to search: none of a shard that is over its limit.
 
-        Each failing part has at least one failing record. If no record of a shard may fail, only
-        its first part is searched, so that the report can name a record.
+        Each failing piece has at least one failing record. If no record of a shard may fail, only
+        its first piece is searched, so that the report can name a record.
         """
-        kept: list[_Part] = []
-        for key, found in self._found.items():
-            own = [part for part in failing if part.shard == key]
+        kept: list[_Piece] = []
+        for key, found in self._failures.items():
+            own = [piece for piece in failing if piece.shard == key]
             known = len(found.rows) + len(own)
             if found.exceeded is not None:
                 continue
@@ -166,13 +166,13 @@ class Isolation:
                 kept += own[:1]
         return kept
 
-    def _pieces(self, parts: Sequence[_Part]) -> Iterator[_Part]:
-        for part in parts:
-            rounds = max(math.ceil(math.log(part.length, MAX_PIECES) - 1e-9), 1)
-            count = min(math.ceil(part.length ** (1 / rounds)), MAX_PIECES, part.length)
-            edges = [part.start + part.length * number // count for number in range(count + 1)]
+    def _divided(self, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+        for piece in pieces:
+            rounds = max(math.ceil(math.log(piece.length, MAX_PIECES) - 1e-9), 1)
+            count = min(math.ceil(piece.length ** (1 / rounds)), MAX_PIECES, piece.length)
+            edges = [piece.start + piece.length * number // count for number in range(count + 1)]
             for begin, end in pairwise(edges):
-                yield _Part(part.shard, begin, end - begin)
+                yield _Piece(piece.shard, begin, end - begin)
 
 
 def _at_least(count: int, samples: int, share: float) -> float:

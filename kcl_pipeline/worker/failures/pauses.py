@@ -36,8 +36,8 @@ class ShardPause:
 class PausedShards:
     """The paused shards of one worker. Any thread may call `current` and `reasons`."""
 
-    def __init__(self, parts: WorkerDependencies) -> None:
-        self._parts = parts
+    def __init__(self, dependencies: WorkerDependencies) -> None:
+        self._dependencies = dependencies
         self._lock = threading.Lock()
         self._pauses: dict[str, ShardPause] = {}
         self._refused: set[str] = set()
@@ -56,7 +56,7 @@ class PausedShards:
 
         The event is repeated when the reason changes, and after 2, 4, 8, ... attempts.
         """
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         before = self._pauses.get(lease_key)
         pause = (
             ShardPause(reason, now)
@@ -67,9 +67,9 @@ class PausedShards:
             self._pauses[lease_key] = pause
         is_power_of_two = pause.attempts & (pause.attempts - 1) == 0
         if before is None or before.reason != reason or is_power_of_two:
-            self._parts.events(
+            self._dependencies.events(
                 ShardPaused(
-                    self._parts.worker_id,
+                    self._dependencies.worker_id,
                     lease_key,
                     reason,
                     pause.attempts,
@@ -91,7 +91,7 @@ class PausedShards:
         for key, consumer in consumers.items():
             if consumer.refused is not None:
                 wait = self.pause(key, consumer.refused)
-                consumer.due, consumer.refused = self._parts.clock.monotonic() + wait, None
+                consumer.due, consumer.refused = self._dependencies.clock.monotonic() + wait, None
                 self._refused.add(key)
             elif key in self._refused and consumer.state is ConsumerState.READING:
                 self._refused.discard(key)
@@ -102,8 +102,10 @@ class PausedShards:
         for key in [key for key in self._pauses if key in lease_keys]:
             with self._lock:
                 pause = self._pauses.pop(key)
-            seconds = self._parts.clock.monotonic() - pause.since
-            self._parts.events(ShardResumed(self._parts.worker_id, key, pause.attempts, seconds))
+            seconds = self._dependencies.clock.monotonic() - pause.since
+            self._dependencies.events(
+                ShardResumed(self._dependencies.worker_id, key, pause.attempts, seconds)
+            )
 
 
 def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:

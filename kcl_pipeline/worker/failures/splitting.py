@@ -120,20 +120,20 @@ class FailureIsolation:
         self,
         batch: Batch,
         shards: Mapping[str, pa.Table],
-        found: Mapping[str, ShardFailures],
+        isolated: Mapping[str, ShardFailures],
     ) -> Iterator[SplitBatch]:
         """Write the failing leases without the failing records that the search found."""
         paused = {
             key: self._reason(key, shards[key], failures)
-            for key, failures in found.items()
+            for key, failures in isolated.items()
             if failures.exceeded is not None
         }
         failed = {
             key: failed_rows(shards[key], failures.rows)
-            for key, failures in found.items()
+            for key, failures in isolated.items()
             if key not in paused and failures.rows
         }
-        rest = _without_rows(without(batch, paused), shards, found)
+        rest = _without_rows(without(batch, paused), shards, isolated)
         try:
             split = self.judge(rest, self._write(rest), failed)
         except ResultMismatchError as error:
@@ -223,13 +223,13 @@ def _only(batch: Batch, lease_keys: list[str] | Mapping[str, object]) -> Batch:
 
 
 def _without_rows(
-    batch: Batch, shards: Mapping[str, pa.Table], found: Mapping[str, ShardFailures]
+    batch: Batch, shards: Mapping[str, pa.Table], isolated: Mapping[str, ShardFailures]
 ) -> Batch:
     """Return the batch without the failing records. The order is kept."""
     kept = []
     for part in batch.ranges:
         records = shards[part.lease_key]
-        bad = found[part.lease_key].rows
+        bad = isolated[part.lease_key].rows
         rows = [row for row in range(records.num_rows) if row not in bad]
         kept.append(records.take(pa.array(rows, pa.int64())) if bad else records)
     return replace(

@@ -31,7 +31,7 @@ class Coordination:
     `leaderless_after_millis` until somebody does.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         leases: The leases that it holds.
         map: Reads the leases that it has been given or has taken, possibly in parallel.
         stop: Ends the worker.
@@ -44,22 +44,26 @@ class Coordination:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
         tables: DeletedTables,
     ) -> None:
         self._tables = tables
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
-        self.standby = StandbyLeader(parts, leases, map, stop)
+        self.standby = StandbyLeader(dependencies, leases, map, stop)
         self._map = map
         self._stop = stop
-        settings = parts.settings
+        settings = dependencies.settings
         self._is_leaderless = settings.coordination == "leaderless"
         self.version = followed_version(
-            settings, parts.coordinator_table, parts.worker_id, parts.clock, parts.events
+            settings,
+            dependencies.coordinator_table,
+            dependencies.worker_id,
+            dependencies.clock,
+            dependencies.events,
         )
         self._was_2x = False
         self._after_seconds = settings.assignment.leaderless_after_millis / 1000
@@ -67,27 +71,32 @@ class Coordination:
         failover_millis = settings.lease.failover_time_millis + settings.lease.epsilon_millis
         self._usual_seconds = 2 * failover_millis / 1000
         self._taker = LeaseTaker(
-            parts.worker_id, settings, parts.lease_table, parts.clock, parts.events, parts.rng
+            dependencies.worker_id,
+            settings,
+            dependencies.lease_table,
+            dependencies.clock,
+            dependencies.events,
+            dependencies.rng,
         )
         looks = self._after_seconds / LOOKS
-        self._watch = LockWatch(parts.coordinator_table, parts.clock, looks)
+        self._watch = LockWatch(dependencies.coordinator_table, dependencies.clock, looks)
         self._has_fallen_back = False
-        self._next_run = parts.clock.monotonic()
+        self._next_run = dependencies.clock.monotonic()
 
     def tick(self) -> float:
         """Run what is due; return the seconds until the next call."""
         self._tables.restore(self.version.start)
-        attempt("look at the client version", self.version.look, self._parts.events)
+        attempt("look at the client version", self.version.look, self._dependencies.events)
         self._restore_tables()
         pause = self.standby.tick()
-        if self._parts.leader is not None and self._parts.leader.misses_table:
+        if self._dependencies.leader is not None and self._dependencies.leader.misses_table:
             self._tables.note()
         if self._stop.is_set() or not self._takes_leases():
             return pause
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         if now >= self._next_run:
             self._next_run = now + self._run()
-        return min(pause, max(self._next_run - self._parts.clock.monotonic(), 0.0))
+        return min(pause, max(self._next_run - self._dependencies.clock.monotonic(), 0.0))
 
     def _restore_tables(self) -> None:
         """Create index and worker-metrics table again after a roll forward from the version 2X.
@@ -96,13 +105,13 @@ class Coordination:
         """
         was_2x, self._was_2x = self._was_2x, self.version.is_2x
         if was_2x and not self._was_2x:
-            tables = (self._parts.worker_table, self._parts.lease_table)
+            tables = (self._dependencies.worker_table, self._dependencies.lease_table)
 
             def restore() -> None:
                 for table in tables:
-                    attempt("creation of tables", table.ensure_exists, self._parts.events)
+                    attempt("creation of tables", table.ensure_exists, self._dependencies.events)
 
-            self._parts.spawn("tables", restore)
+            self._dependencies.spawn("tables", restore)
 
     def _shares_leases(self) -> bool:
         """Return whether no leader assigns leases in this application."""
@@ -111,21 +120,23 @@ class Coordination:
     def _takes_leases(self) -> bool:
         if self._shares_leases():
             return True
-        seconds = self._parts.clock.monotonic() - self._led_at()
+        seconds = self._dependencies.clock.monotonic() - self._led_at()
         is_absent = seconds >= self._after_seconds
         if is_absent != self._has_fallen_back:
             self._has_fallen_back = is_absent
             self._taker.forget()
             reason = f"nobody has led for {seconds:.0f} s" if is_absent else "somebody leads"
-            self._parts.events(CoordinationChanged(self._parts.worker_id, is_absent, reason))
+            self._dependencies.events(
+                CoordinationChanged(self._dependencies.worker_id, is_absent, reason)
+            )
         return is_absent
 
     def _led_at(self) -> float:
         """Return when somebody was last known to lead, in monotonic seconds."""
-        leader = self._parts.leader
+        leader = self._dependencies.leader
         if leader is not None:
             return leader.led_at
-        attempt("GetItem Leader", self._watch.look, self._parts.events)
+        attempt("GetItem Leader", self._watch.look, self._dependencies.events)
         return self._watch.led_at
 
     def _run(self) -> float:
@@ -137,7 +148,7 @@ class Coordination:
         try:
             result = self._taker.run()
         except AwsError as error:
-            self._parts.events(AwsTrouble("scan of a worker without a leader", str(error)))
+            self._dependencies.events(AwsTrouble("scan of a worker without a leader", str(error)))
             return self._soon_seconds
         if result.taken and not self._stop.is_set():
             self._leases.discover(result.taken, map=self._map)

@@ -33,12 +33,12 @@ class StandbyLeader:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._map = map
         self._stop = stop
@@ -48,7 +48,7 @@ class StandbyLeader:
 
     def tick(self) -> float:
         """Run a cycle if this process may lead; return the seconds until the next."""
-        leader = self._parts.leader
+        leader = self._dependencies.leader
         if leader is None or self._stop.is_set():
             return self._longest_pause
         if not self._may_lead():
@@ -68,7 +68,7 @@ class StandbyLeader:
         renewal soon. Reads then cost a few percent of what renewals cost. An interval in the
         settings is kept.
         """
-        settings, longest = self._parts.settings, self._longest_pause
+        settings, longest = self._dependencies.settings, self._longest_pause
         if settings.assignment.lease_assignment_interval_millis is not None:
             return longest
         if not report.led:
@@ -82,7 +82,7 @@ class StandbyLeader:
 
     @property
     def _longest_pause(self) -> float:
-        leader, settings = self._parts.leader, self._parts.settings
+        leader, settings = self._dependencies.leader, self._dependencies.settings
         lock = settings.leader if leader is None else leader.lock_settings
         return (
             min(settings.lease_assignment_interval_millis, lock.leader_heartbeat_period_millis)
@@ -93,14 +93,14 @@ class StandbyLeader:
         leaving = [
             lease.lease_key
             for lease in report.leases
-            if lease.checkpoint_owner == self._parts.worker_id
+            if lease.checkpoint_owner == self._dependencies.worker_id
         ]
         if leaving:
             self._leases.note_handoffs(leaving, map=self._map)
         mine = [
             lease.lease_key
             for lease in report.leases
-            if lease.owner == self._parts.worker_id and not lease.in_handoff
+            if lease.owner == self._dependencies.worker_id and not lease.in_handoff
         ]
         if mine and not self._stop.is_set():
             self._leases.discover(mine, map=self._map)
@@ -110,17 +110,17 @@ class StandbyLeader:
 
         The wait applies only while the lock row is absent.
         """
-        if self._parts.leader_patience_seconds <= 0:
+        if self._dependencies.leader_patience_seconds <= 0:
             return True
         try:
-            is_absent = self._parts.coordinator_table.observe_lock(consistent=False) is None
+            is_absent = self._dependencies.coordinator_table.observe_lock(consistent=False) is None
         except AwsError as error:
-            self._parts.events(AwsTrouble("GetItem Leader", str(error)))
+            self._dependencies.events(AwsTrouble("GetItem Leader", str(error)))
             return False
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         if not is_absent:
             self._absent_since = None
             return True
         if self._absent_since is None:
             self._absent_since = now
-        return now - self._absent_since >= self._parts.leader_patience_seconds
+        return now - self._absent_since >= self._dependencies.leader_patience_seconds

@@ -63,6 +63,6 @@ class WatchedWriter:
         self._activity.enter(HangStep.COMMITTING)
         return written
 
-    def probe(self, parts: Sequence[pa.Table]) -> Sequence[str | None]:  # noqa: D102
+    def probe(self, slices: Sequence[pa.Table]) -> Sequence[str | None]:  # noqa: D102
         self._activity.enter(HangStep.WRITING)
-        return self._writer.probe(parts)
+        return self._writer.probe(slices)

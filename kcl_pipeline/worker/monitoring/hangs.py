@@ -25,7 +25,7 @@ class HangWatch:
     (SIGSTOP), its processing thread cannot make progress.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         activity: What the processing thread does.
         waiting: Returns the held leases that may have records that are not committed, unless they
             were read to their end after a time (monotonic seconds).
@@ -38,29 +38,29 @@ class HangWatch:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         activity: Activity,
         waiting: Callable[[float], tuple[str, ...]],
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._activity = activity
         self._waiting = waiting
-        settings = parts.settings.worker
+        settings = dependencies.settings.worker
         self._after_seconds = settings.hung_after_millis / 1000
         self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
-        self._seen: Doing | None = None
-        self._seen_at = 0.0
+        self._observed: Doing | None = None
+        self._observed_at = 0.0
         self._seconds = 0.0
         self._told: tuple[float, float] | None = None
         self.hung: HungState | None = None
         stop_millis = settings.stop_hung_after_millis
         self._stop_seconds = None if stop_millis is None else stop_millis / 1000
-        self.over: StopSignal | None = None if stop_millis is None else parts.clock.signal()
+        self.over: StopSignal | None = None if stop_millis is None else dependencies.clock.signal()
         self.gave_up = False
 
     def look(self) -> None:
         """Check the processing thread once."""
-        now, doing = self._parts.clock.monotonic(), self._activity.now
+        now, doing = self._dependencies.clock.monotonic(), self._activity.now
         seconds = self._seconds_in(doing, now)
         if doing.step is None or seconds < self._after_seconds:
             self._resume()
@@ -74,8 +74,8 @@ class HangWatch:
         if told is None or told[0] != doing.since or now - told[1] >= self._after_seconds:
             self._told = (doing.since, now)
             stacks = thread_stacks(doing.thread)
-            self._parts.events(
-                WorkerHung(self._parts.worker_id, doing.step, seconds, waiting, stacks)
+            self._dependencies.events(
+                WorkerHung(self._dependencies.worker_id, doing.step, seconds, waiting, stacks)
             )
         if self._stop_seconds is not None and self.over is not None:
             self.gave_up = self.gave_up or seconds >= self._stop_seconds
@@ -103,10 +103,12 @@ class HangWatch:
             except BaseException as error:  # noqa: BLE001 (the calling thread raises it)
                 outcome.append(error)
                 if self.gave_up:
-                    self._parts.events(AwsTrouble("processing that was given up", str(error)))
+                    self._dependencies.events(
+                        AwsTrouble("processing that was given up", str(error))
+                    )
             over.set()
 
-        self._parts.spawn("processing", process)
+        self._dependencies.spawn("processing", process)
         over.wait()
         if not outcome:
             return StopReason.HUNG
@@ -116,10 +118,10 @@ class HangWatch:
 
     def _seconds_in(self, doing: Doing, now: float) -> float:
         """Return for how long the step has lasted while this worker ran."""
-        if self._seen is not doing:
-            self._seen, self._seen_at, self._seconds = doing, doing.since, 0.0
-        self._seconds += min(now - self._seen_at, self._longest_gap_seconds)
-        self._seen_at = now
+        if self._observed is not doing:
+            self._observed, self._observed_at, self._seconds = doing, doing.since, 0.0
+        self._seconds += min(now - self._observed_at, self._longest_gap_seconds)
+        self._observed_at = now
         return self._seconds
 
     def sentence(self) -> str:
@@ -136,4 +138,4 @@ class HangWatch:
         self.hung = None
         if self._told is not None:
             self._told = None
-            self._parts.events(WorkerResumed(self._parts.worker_id))
+            self._dependencies.events(WorkerResumed(self._dependencies.worker_id))

@@ -45,7 +45,7 @@ class StallWatch:
     one call late.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         leases: The leases that are held.
         lifecycle: The consumers of the leases.
         source: Reports the read state of each shard.
@@ -53,28 +53,28 @@ class StallWatch:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         lifecycle: Lifecycle,
         source: BatchSource,
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._lifecycle = lifecycle
         self._source = source
-        self._after_seconds = parts.settings.worker.shard_stalled_after_millis / 1000
+        self._after_seconds = dependencies.settings.worker.shard_stalled_after_millis / 1000
         self._watched: dict[str, _Watched] = {}
-        self.found: tuple[StalledLease, ...] = ()
+        self.stalled_leases: tuple[StalledLease, ...] = ()
         """Stalled leases at the last check, those that stand still longest first."""
 
     @property
     def stalled(self) -> Mapping[str, StallStep]:
         """Stalled leases at the last check, and the step that each waits in."""
-        return {one.lease_key: StallStep(one.step) for one in self.found}
+        return {one.lease_key: StallStep(one.step) for one in self.stalled_leases}
 
     def look(self) -> None:
         """Check all held leases once."""
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         consumers = dict(self._lifecycle.consumers)
         watched: dict[str, _Watched] = {}
         found: list[StalledLease] = []
@@ -95,9 +95,13 @@ class StallWatch:
             found.append(StalledLease(key, step, seconds, error))
             if one.told_at is None or now - one.told_at >= self._after_seconds:
                 one.told_at = now
-                self._parts.events(ShardStalled(self._parts.worker_id, key, step, seconds, error))
+                self._dependencies.events(
+                    ShardStalled(self._dependencies.worker_id, key, step, seconds, error)
+                )
         self._watched = watched
-        self.found = tuple(sorted(found, key=lambda one: (-one.seconds, one.lease_key)))
+        self.stalled_leases = tuple(
+            sorted(found, key=lambda lease: (-lease.seconds, lease.lease_key))
+        )
 
     def waiting(self, since: float) -> tuple[str, ...]:
         """Return the held leases that may have records that are not committed.

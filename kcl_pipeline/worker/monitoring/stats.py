@@ -50,12 +50,12 @@ class WorkerStats:
     Only the processing thread uses it, except where a method says otherwise.
     """
 
-    def __init__(self, parts: WorkerDependencies, leases: HeldLeases) -> None:
-        self._parts = parts
+    def __init__(self, dependencies: WorkerDependencies, leases: HeldLeases) -> None:
+        self._dependencies = dependencies
         self._leases = leases
-        self._life = StatsPeriod(parts.clock.monotonic())
-        self._period = StatsPeriod(parts.clock.monotonic())
-        self._recent = RecentBatches(parts.clock)
+        self._life = StatsPeriod(dependencies.clock.monotonic())
+        self._period = StatsPeriod(dependencies.clock.monotonic())
+        self._recent = RecentBatches(dependencies.clock)
         self.table_version: int | None = None
 
     def note_commit(
@@ -82,7 +82,7 @@ class WorkerStats:
         failed = sum(failed_of.values())
         is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
         arrivals = sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records)
-        now_millis = self._parts.clock.wall() * 1000
+        now_millis = self._dependencies.clock.wall() * 1000
         waits = [max(now_millis - micros / 1000, 0.0) for micros in arrivals]
         self.count(
             records=part.records,
@@ -96,9 +96,9 @@ class WorkerStats:
         if done.version is not None and self._parts.sink.stores_positions:
             self.table_version = done.version
         self._recent.note(written_millis + sum(done.milliseconds.values()), waits)
-        self._parts.events(
+        self._dependencies.events(
             BatchCommitted(
-                self._parts.worker_id,
+                self._dependencies.worker_id,
                 part.batch.batch_id,
                 part.records - failed,
                 read,
@@ -120,7 +120,7 @@ class WorkerStats:
         commit, put_to_commit = self._recent.percentiles_99()
         counts = self._life.counts
         return WorkerTotals(
-            seconds=self._parts.clock.monotonic() - self._life.began,
+            seconds=self._dependencies.clock.monotonic() - self._life.began,
             records=counts["records"],
             bytes=counts["bytes"],
             rows=counts["rows_written"],
@@ -143,7 +143,7 @@ class WorkerStats:
 
     def period_seconds(self) -> float:
         """Return the seconds since the current period began."""
-        return self._parts.clock.monotonic() - self._period.began
+        return self._dependencies.clock.monotonic() - self._period.began
 
     def close_period(
         self,
@@ -154,7 +154,7 @@ class WorkerStats:
         paused: Mapping[str, str],
     ) -> WorkerProgress:
         """End the period and begin the next; return the counters and gauges of the ended one."""
-        done, self._period = self._period, StatsPeriod(self._parts.clock.monotonic())
+        done, self._period = self._period, StatsPeriod(self._dependencies.clock.monotonic())
         return self._progress(done, lag, paused, positions, stalled)
 
     def total(self, *, lag: Lag, paused: Mapping[str, str]) -> WorkerProgress:
@@ -174,8 +174,8 @@ class WorkerStats:
             np.percentile(period.latencies, [50, 99]).tolist() if period.latencies else (None, None)
         )
         return WorkerProgress(
-            worker_id=self._parts.worker_id,
-            seconds=self._parts.clock.monotonic() - period.began,
+            worker_id=self._dependencies.worker_id,
+            seconds=self._dependencies.clock.monotonic() - period.began,
             **period.counts,
             leases=tuple(sorted(positions)),
             millis_behind_latest=dict(lag.millis),

@@ -25,7 +25,7 @@ from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 
 def worker_status(
-    parts: WorkerDependencies,
+    dependencies: WorkerDependencies,
     leases: HeldLeases,
     source: BatchSource,
     stats: WorkerStats,
@@ -40,7 +40,7 @@ def worker_status(
     """Return the status now. The next renewals write up to when the shards are read.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         leases: The held leases.
         source: Knows how far each shard was read.
         stats: Counts committed batches and dead letters.
@@ -51,7 +51,7 @@ def worker_status(
         hung: Set while the worker is hung.
         stalled: The leases that make no progress, those that stand still longest first.
     """
-    now = parts.clock.monotonic()
+    now = dependencies.clock.monotonic()
     for key, millis in lag.millis.items():
         state = source.state_of(key)
         if state is None or state.read_up_to_millis is None or state.read_at is None:

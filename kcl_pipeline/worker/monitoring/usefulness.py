@@ -35,17 +35,17 @@ class UselessWatch:
     quarter of `useless_after_millis`: a worker that was paused as a whole (SIGSTOP) can do nothing.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         stop: Is set when the worker is useless, so that steps that repeat their calls end.
 
     Attributes:
         is_useless: Whether the worker was useless for `worker.useless_after_millis`.
     """
 
-    def __init__(self, parts: WorkerDependencies, stop: StopSignal) -> None:
-        self._clock = parts.clock
+    def __init__(self, dependencies: WorkerDependencies, stop: StopSignal) -> None:
+        self._clock = dependencies.clock
         self._stop = stop
-        self._after_seconds = parts.settings.worker.useless_after_millis / 1000
+        self._after_seconds = dependencies.settings.worker.useless_after_millis / 1000
         self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
         self._useful = True
         self._looked_at: float | None = None

@@ -21,12 +21,12 @@ class Admission:
     one. So the identity record is read after each gain.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         check: Compares the record. It raises `OtherApplicationError` if the application differs.
     """
 
-    def __init__(self, parts: WorkerDependencies, check: Callable[[], None]) -> None:
-        self._parts = parts
+    def __init__(self, dependencies: WorkerDependencies, check: Callable[[], None]) -> None:
+        self._dependencies = dependencies
         self._check = check
         self._due = 0.0
 
@@ -41,15 +41,15 @@ class Admission:
         Raises:
             OtherApplicationError: The application has other streams or another sink now.
         """
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         if now < self._due:
             return False
         try:
             self._check()
         except UnreadableRowError as error:
-            self._parts.events(AwsTrouble(_WHAT, str(error)))
+            self._dependencies.events(AwsTrouble(_WHAT, str(error)))
         except AwsError as error:
-            self._parts.events(AwsTrouble(_WHAT, str(error)))
+            self._dependencies.events(AwsTrouble(_WHAT, str(error)))
             self._due = now + RETRY_SECONDS
             return False
         return True

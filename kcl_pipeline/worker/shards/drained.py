@@ -46,8 +46,9 @@ class DrainedStream:
 
     Args:
         stream: The stream as it was resolved at the start of the worker.
-        parts: The dependencies of the worker. Their sink of events receives `StreamUnavailable` and
-            `RecordsLost` for a deleted stream, and `AwsTrouble` for a description that fails.
+        dependencies: The dependencies of the worker. Their sink of events receives
+            `StreamUnavailable` and `RecordsLost` for a deleted stream, and `AwsTrouble` for a
+            description that fails.
         identity: Confirms that the stream exists.
 
     Attributes:
@@ -55,13 +56,13 @@ class DrainedStream:
     """
 
     def __init__(
-        self, stream: StreamId, parts: WorkerDependencies, identity: StreamIdentityCheck
+        self, stream: StreamId, dependencies: WorkerDependencies, identity: StreamIdentityCheck
     ) -> None:
         self.is_deleted = False
         self._stream = stream
-        self._parts = parts
+        self._dependencies = dependencies
         self._identity = identity
-        self._due = parts.clock.monotonic() + LOOK_SECONDS
+        self._due = dependencies.clock.monotonic() + LOOK_SECONDS
         self._had_leases = False
         self._listed: tuple[Shard, ...] | None = None
         self._unread: dict[str, tuple[Lease, Position | None]] = {}
@@ -92,10 +93,10 @@ class DrainedStream:
         """
         if self._listed is None:
             try:
-                self._listed = tuple(self._parts.kinesis.list_shards(self._stream))
+                self._listed = tuple(self._dependencies.kinesis.list_shards(self._stream))
             except AwsError as error:
                 what = f"ListShards of {self._stream.name} for the drain"
-                self._parts.events(AwsTrouble(what, str(error)))
+                self._dependencies.events(AwsTrouble(what, str(error)))
                 return ()
         return tuple(
             shard.hash_key_range
@@ -112,18 +113,20 @@ class DrainedStream:
         is_same_name = (other.account, other.name) == (stream.account, stream.name)
         return is_same_name and (other.creation_epoch or 0) > stream.creation_epoch
 
-    def note(self, own: Iterable[Lease], unread: Iterable[tuple[Lease, Position | None]]) -> None:
+    def note(
+        self, leases: Iterable[Lease], unread: Iterable[tuple[Lease, Position | None]]
+    ) -> None:
         """Note the leases of the stream in the table.
 
         A lease without a row keeps its last state: the leader deletes the leases of a stream that
         was created again.
 
         Args:
-            own: All leases of the stream.
+            leases: All leases of the stream.
             unread: Those that no worker but this one can read, and that this worker has not read
                 since the drain began, with the last committed position (inclusive) if it is known.
         """
-        for lease in own:
+        for lease in leases:
             self._had_leases = True
             self._unread.pop(lease.unique_key, None)
         self._unread.update({pair[0].unique_key: pair for pair in unread})
@@ -146,7 +149,7 @@ class DrainedStream:
             self._report()
 
     def _describe(self) -> None:
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         if now < self._due:
             return
         self._due = now + LOOK_SECONDS
@@ -155,20 +158,22 @@ class DrainedStream:
         except (NotFoundError, StreamReplacedError) as error:
             self._deleted(str(error))
         except AwsError as error:
-            self._parts.events(AwsTrouble(f"look for {self._stream.name} in the drain", str(error)))
+            self._dependencies.events(
+                AwsTrouble(f"look for {self._stream.name} in the drain", str(error))
+            )
 
     def _deleted(self, reason: str) -> None:
         self.is_deleted = True
         name = self._stream.arn or self._stream.name
-        self._parts.events(StreamUnavailable(self._parts.worker_id, name, reason))
+        self._dependencies.events(StreamUnavailable(self._dependencies.worker_id, name, reason))
 
     def _report(self) -> None:
         for key, (lease, after) in sorted(self._unread.items()):
             if key not in self._reported:
                 self._reported.add(key)
-                self._parts.events(
+                self._dependencies.events(
                     RecordsLost(
-                        self._parts.worker_id,
+                        self._dependencies.worker_id,
                         lease.lease_key,
                         LossReason.STREAM_DELETED,
                         after,

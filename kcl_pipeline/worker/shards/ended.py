@@ -33,15 +33,15 @@ class EndedLeases:
     Only the processing thread uses it.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         leases: The leases held by this worker.
     """
 
-    def __init__(self, parts: WorkerDependencies, leases: HeldLeases) -> None:
-        settings = parts.settings.shard_sync
+    def __init__(self, dependencies: WorkerDependencies, leases: HeldLeases) -> None:
+        settings = dependencies.settings.shard_sync
         self._keep_seconds = 2 * settings.completed_lease_cleanup_interval_millis / 1000
         self._is_on = settings.cleanup_leases_upon_shard_completion
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._ended_at: dict[str, float] = {}
         self._next_pass = -math.inf
@@ -61,7 +61,7 @@ class EndedLeases:
             stop: Ends the pass before the next lease.
             forget: Called with the key of each deleted lease.
         """
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         if not self._is_on or now < self._next_pass:
             return
         self._next_pass = now + PAUSE_SECONDS
@@ -86,18 +86,18 @@ class EndedLeases:
             return False
         except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
             what = f"deletion of {consumer.lease_key}"
-            self._parts.events(AwsTrouble(what, described(error, what)))
+            self._dependencies.events(AwsTrouble(what, described(error, what)))
             return False
-        self._parts.events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
+        self._dependencies.events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
         return True
 
     def _deletion(self, lease: Lease) -> Deletion | None:
-        row = self._parts.lease_table.get(lease.lease_key)
+        row = self._dependencies.lease_table.get(lease.lease_key)
         if row is None:
             return None  # the next renewal finds out
         family = [row]
         for shard_id in (*row.parent_shard_ids, *row.child_shard_ids):
-            other = self._parts.lease_table.get(row.key_of_sibling(shard_id))
+            other = self._dependencies.lease_table.get(row.key_of_sibling(shard_id))
             family += [] if other is None else [other]
         found = completed_leases(family, {row.lease_key: math.inf}, self._keep_seconds)
         return found[0] if found else None

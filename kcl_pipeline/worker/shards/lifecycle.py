@@ -41,7 +41,7 @@ class Lifecycle:
     Only the processing thread uses it.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         leases: The leases that are held.
         source: Reads the shards.
         make_commit: Creates the commit of this worker; the argument returns the ancestors of a
@@ -59,7 +59,7 @@ class Lifecycle:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         source: BatchSource,
         make_commit: Callable[[Lineage], BatchCommit],
@@ -68,18 +68,18 @@ class Lifecycle:
         check_application: Callable[[], None],
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._source = source
         self._streams = streams
-        self._admission = Admission(parts, check_application)
+        self._admission = Admission(dependencies, check_application)
         self._map = map
         initial = streams.shard_sync_of
-        self.parents = ParentCheck(parts, leases, initial, stored)
+        self.parents = ParentCheck(dependencies, leases, initial, stored)
         self.commit = make_commit(self.parents.ancestors_of)
-        self._losses = LossCheck(parts, initial, stored)
-        self._ended = EndedLeases(parts, leases)
-        self._backoff_seconds = parts.settings.worker.task_backoff_time_millis / 1000
+        self._losses = LossCheck(dependencies, initial, stored)
+        self._ended = EndedLeases(dependencies, leases)
+        self._backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
         self.consumers: dict[str, ShardConsumer] = {}
 
     def positions(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ class Lifecycle:
         its error. Finished leases that nobody deletes are deleted.
         """
         self._ended.clean(self.consumers, stop, self.consumers.pop)
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
         if not due:
             return
@@ -155,7 +155,7 @@ class Lifecycle:
             if stop.is_set():
                 return
             rows = parents[consumer.lease_key]
-            self._attempt(consumer, partial(self._unblock, rows=rows, seen=seen))
+            self._attempt(consumer, partial(self._unblock, rows=rows, stored=seen))
         if stop.is_set():
             return
         starting = [c for c in due if c.state is ConsumerState.STARTING and c.due <= now]
@@ -170,7 +170,7 @@ class Lifecycle:
                 self._attempt(consumer, self._lose if consumer.shard_gone else self._end)
 
     def _attempt(self, consumer: ShardConsumer, step: Callable[[ShardConsumer], None]) -> None:
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         try:
             step(consumer)
             consumer.step_succeeded()
@@ -178,23 +178,27 @@ class Lifecycle:
             self._leases.drop(consumer.held, str(error))
         except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
             what = f"{consumer.state} {consumer.lease_key}"
-            self._parts.events(AwsTrouble(what, described(error, what)))
+            self._dependencies.events(AwsTrouble(what, described(error, what)))
             consumer.step_failed(error, now, self._backoff_seconds)
             if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                 # The reported children may have been wrong. Reading again reports them anew.
                 self.restart(consumer)
 
     def _unblock(
-        self, consumer: ShardConsumer, *, rows: ParentRows | AwsError, seen: Mapping[str, Positions]
+        self,
+        consumer: ShardConsumer,
+        *,
+        rows: ParentRows | AwsError,
+        stored: Mapping[str, Positions],
     ) -> None:
         if isinstance(rows, AwsError):
             raise rows
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         consumer.note_parents(rows.reached, now)
-        if self.parents.may_start(consumer, rows, seen.get(consumer.lease_key)):
+        if self.parents.may_start(consumer, rows, stored.get(consumer.lease_key)):
             consumer.unblock()
         else:
-            poll_millis = self._parts.settings.worker.parent_shard_poll_interval_millis
+            poll_millis = self._dependencies.settings.worker.parent_shard_poll_interval_millis
             consumer.due = now + poll_millis / 1000
 
     def _begin(self, consumer: ShardConsumer, *, outcome: Position | Exception) -> None:
@@ -219,7 +223,7 @@ class Lifecycle:
     def restart(self, consumer: ShardConsumer) -> None:
         """Start the shard again, after a batch that failed or has no known outcome."""
         self._source.end(consumer.lease_key)
-        consumer.restart(self._parts.clock.monotonic(), self._backoff_seconds)
+        consumer.restart(self._dependencies.clock.monotonic(), self._backoff_seconds)
 
     def _end(self, consumer: ShardConsumer) -> None:
         """Create the children's leases, then write SHARD_END (protocol §6.7).
@@ -230,12 +234,12 @@ class Lifecycle:
         if consumer.children:
             self._await_keys(lease, consumer.children)
             if any(
-                self._parts.lease_table.get(lease.key_of_sibling(c.shard_id)) is None
+                self._dependencies.lease_table.get(lease.key_of_sibling(c.shard_id)) is None
                 for c in consumer.children
             ):
                 self._create_children(consumer)
             else:
-                self._parts.lease_table.set_child_shard_ids(
+                self._dependencies.lease_table.set_child_shard_ids(
                     lease.lease_key, [c.shard_id for c in consumer.children]
                 )
         if not self.commit.end(consumer):
@@ -245,9 +249,9 @@ class Lifecycle:
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
-        self._parts.events(
+        self._dependencies.events(
             ShardEnded(
-                self._parts.worker_id,
+                self._dependencies.worker_id,
                 lease.lease_key,
                 tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
             )
@@ -265,7 +269,7 @@ class Lifecycle:
         if lease.stream_mark is None:
             return
         for child in children:
-            row = self._parts.lease_table.get(lease.key_of_sibling(child.shard_id))
+            row = self._dependencies.lease_table.get(lease.key_of_sibling(child.shard_id))
             if row is not None and row.stream_mark != lease.stream_mark:
                 raise ShardSyncError(
                     f"{row.lease_key} is still the key of a lease of the former stream; the leader "
@@ -283,7 +287,7 @@ class Lifecycle:
             p
             for p in parents
             if p == lease.shard_id
-            or self._parts.lease_table.get(lease.key_of_sibling(p)) is not None
+            or self._dependencies.lease_table.get(lease.key_of_sibling(p)) is not None
         )
         try:
             successors = child_leases(lease, consumer.children, existing=existing)
@@ -312,9 +316,9 @@ class Lifecycle:
         """
         lease = consumer.held.lease
         if not consumer.loss_reported:
-            self._parts.events(
+            self._dependencies.events(
                 RecordsLost(
-                    self._parts.worker_id,
+                    self._dependencies.worker_id,
                     lease.lease_key,
                     LossReason.SHARD_NOT_LISTED,
                     after=consumer.committed,
@@ -335,7 +339,7 @@ class Lifecycle:
         The processing thread is between batches here. A consumer is kept until its lease has left.
         If its checkpoint cannot be written, a later call writes it before the transfer.
         """
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         leaving: list[tuple[Held, ShardConsumer | None]] = []
         for held in self._leases.handoffs():
             consumer = self.consumers.get(held.lease_key)
@@ -355,14 +359,16 @@ class Lifecycle:
         except LeaseLostError as error:
             self._leases.drop(held, str(error))
         except AwsError as error:
-            self._parts.events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
+            self._dependencies.events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
             if consumer is not None:
-                consumer.step_failed(error, self._parts.clock.monotonic(), self._backoff_seconds)
+                consumer.step_failed(
+                    error, self._dependencies.clock.monotonic(), self._backoff_seconds
+                )
         return False
 
     def flush(self) -> None:
         """Write the checkpoints that are due (`BatchCommit.flush_due`)."""
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         waiting = [
             c
             for c in self.consumers.values()
@@ -379,8 +385,8 @@ class Lifecycle:
         except LeaseLostError as error:
             self._leases.drop(consumer.held, str(error))
         except AwsError as error:
-            self._parts.events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
-            consumer.back_off(self._parts.clock.monotonic(), self._backoff_seconds)
+            self._dependencies.events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
+            consumer.back_off(self._dependencies.clock.monotonic(), self._backoff_seconds)
 
     def release_all(self, *, last: bool = True) -> None:
         """Write checkpoints and release all leases, at the end of a worker.
@@ -400,7 +406,9 @@ class Lifecycle:
         self.consumers.clear()
         if last:
             for key in kept:
-                self._parts.events(AwsTrouble(f"last checkpoint of {key}", _NOT_CHECKPOINTED))
+                self._dependencies.events(
+                    AwsTrouble(f"last checkpoint of {key}", _NOT_CHECKPOINTED)
+                )
         else:
             self.consumers.update(kept)
         list(
@@ -411,9 +419,9 @@ class Lifecycle:
 
     def _release(self, held: Held) -> None:
         try:
-            if self._parts.settings.lease.release_leases_on_shutdown:
+            if self._dependencies.settings.lease.release_leases_on_shutdown:
                 self._leases.release(held)
             else:
                 self._leases.drop(held, "the worker stopped")
         except (AwsError, LeaseLostError) as error:
-            self._parts.events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))
+            self._dependencies.events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))

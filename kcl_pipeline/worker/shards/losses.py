@@ -32,21 +32,21 @@ class LossCheck:
     Thread-safe.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         shard_sync_of: Returns the initial position of a stream.
         stored: Asks the table for positions of shards. None: the sink stores none.
     """
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings],
         stored: StoredShards | None,
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._shard_sync_of = shard_sync_of
         self._stored = stored
-        settings = parts.settings
+        settings = dependencies.settings
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
         self._can_tell = keep_seconds > self._failover_seconds
@@ -55,9 +55,9 @@ class LossCheck:
         """Check a lease that is not held any more. An error is reported as `AwsTrouble`."""
         try:
             if self._is_deleted(consumer) and self._is_lost(consumer):
-                self._parts.events(
+                self._dependencies.events(
                     RecordsLost(
-                        self._parts.worker_id,
+                        self._dependencies.worker_id,
                         consumer.lease_key,
                         LossReason.ROW_DELETED,
                         _reached(consumer),
@@ -65,7 +65,9 @@ class LossCheck:
                     )
                 )
         except AwsError as error:
-            self._parts.events(AwsTrouble(f"look for the row of {consumer.lease_key}", str(error)))
+            self._dependencies.events(
+                AwsTrouble(f"look for the row of {consumer.lease_key}", str(error))
+            )
 
     def _is_deleted(self, consumer: ShardConsumer) -> bool:
         """Return whether the row was deleted by hand.
@@ -75,29 +77,32 @@ class LossCheck:
         """
         if consumer.state in _COMMITTED or not self._can_tell or self._is_expired(consumer):
             return False
-        row = self._parts.lease_table.get(consumer.lease_key)
+        row = self._dependencies.lease_table.get(consumer.lease_key)
         return row is None and not self._is_expired(consumer)
 
     def _is_expired(self, consumer: ShardConsumer) -> bool:
-        return self._parts.clock.monotonic() - consumer.held.renewed_at >= self._failover_seconds
+        return (
+            self._dependencies.clock.monotonic() - consumer.held.renewed_at
+            >= self._failover_seconds
+        )
 
     def _is_lost(self, consumer: ShardConsumer) -> bool:
         lease = consumer.held.lease
-        if is_removed(self._parts.coordinator_table, consumer.stream):
+        if is_removed(self._dependencies.coordinator_table, consumer.stream):
             return False  # The leader deleted the leases of a former stream.
         try:
-            require_same_stream(self._parts.kinesis, consumer.stream)
+            require_same_stream(self._dependencies.kinesis, consumer.stream)
         except (NotFoundError, StreamReplacedError):
             return False  # Nothing of a deleted stream can be read.
         initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
         if initial == "LATEST" and self._stored is None:
             return (consumer.committed or lease.checkpoint) != LATEST
         try:
-            shards = self._parts.kinesis.list_shards(consumer.stream)
+            shards = self._dependencies.kinesis.list_shards(consumer.stream)
         except NotFoundError:
             return False
         rows = [
-            self._parts.lease_table.get(lease.key_of_sibling(shard.shard_id))
+            self._dependencies.lease_table.get(lease.key_of_sibling(shard.shard_id))
             for shard in shards
             if lease.shard_id in shard.parents
         ]

@@ -48,7 +48,7 @@ class ParentCheck:
     Any thread may call `look`. One thread calls the other methods.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         leases: The leases held by this worker.
         shard_sync_of: Returns the initial position of a stream.
         stored: Asks the table for positions of shards. None: the sink stores none.
@@ -56,16 +56,16 @@ class ParentCheck:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings],
         stored: StoredShards | None,
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._shard_sync_of = shard_sync_of
         self._stored = stored
-        self._identity = StreamIdentityCheck(parts.kinesis, parts.clock)
+        self._identity = StreamIdentityCheck(dependencies.kinesis, dependencies.clock)
         self._listings: dict[StreamId, tuple[Shard, ...]] = {}
         self._closed_cases: set[str] = set()
         """Lease keys of parents that are not restored: not listed any more, or reported as lost."""
@@ -82,7 +82,7 @@ class ParentCheck:
         """
         lease = consumer.held.lease
         rows = {
-            parent: self._parts.lease_table.get(lease.key_of_sibling(parent))
+            parent: self._dependencies.lease_table.get(lease.key_of_sibling(parent))
             for parent in sorted(lease.parent_shard_ids)
         }
         return ParentRows(
@@ -94,15 +94,17 @@ class ParentCheck:
             ),
         )
 
-    def may_start(self, consumer: ShardConsumer, rows: ParentRows, seen: Positions | None) -> bool:
+    def may_start(
+        self, consumer: ShardConsumer, rows: ParentRows, stored: Positions | None
+    ) -> bool:
         """Return whether the consumer may start now; create the rows of deleted parents.
 
         Args:
             consumer: A blocked consumer.
             rows: Its parents' rows, from `look` in this pass.
-            seen: What the table has of the shard. None: it could not be read. If it has a position
-                or an end, a worker started this shard after its parents' ends. Then the row of the
-                child does not matter: it was created again, or edited.
+            stored: What the table has of the shard. None: it could not be read. If it has a
+                position or an end, a worker started this shard after its parents' ends. Then the
+                row of the child does not matter: it was created again, or edited.
 
         Raises:
             AwsError: The stream or the lease table could not be read, or the stream was replaced.
@@ -112,7 +114,7 @@ class ParentCheck:
         """
         lease = consumer.held.lease
         missing = {p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases}
-        if not missing or (seen is not None and any(o.has_begun for o in seen.shards.values())):
+        if not missing or (stored is not None and any(o.has_begun for o in stored.shards.values())):
             return rows.ended
         unfinished = self._unfinished(consumer, missing)
         if not has_not_begun(lease):
@@ -124,7 +126,7 @@ class ParentCheck:
         self._closed_cases |= {lease.key_of_sibling(p) for p in missing - deleted}
         if not deleted:
             return rows.ended
-        if seen is None:
+        if stored is None:
             return False
         return self._restore(consumer, listed, deleted, unfinished) and rows.ended
 
@@ -168,7 +170,7 @@ class ParentCheck:
                 if child in seen:  # the child of a merge
                     continue
                 seen.add(child)
-                row = self._parts.lease_table.get(consumer.held.lease.key_of_sibling(child))
+                row = self._dependencies.lease_table.get(consumer.held.lease.key_of_sibling(child))
                 if row is None:
                     without_row.append(child)
                 elif has_not_begun(row):
@@ -211,8 +213,8 @@ class ParentCheck:
 
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         if stream not in self._listings:
-            shards = self._parts.kinesis.list_shards(stream)
-            self._identity.confirm(stream, self._parts.clock.monotonic())
+            shards = self._dependencies.kinesis.list_shards(stream)
+            self._identity.confirm(stream, self._dependencies.clock.monotonic())
             self._listings[stream] = shards
         return self._listings[stream]
 
@@ -238,18 +240,20 @@ class ParentCheck:
             return self._report(lease, deleted, consumer.stream.name)
         for key in self._leases.restore_parents(consumer.held, restored):
             reason = f"the row was deleted before its child {lease.shard_id} had begun"
-            self._parts.events(LeasesCreated(consumer.stream.name, (key,), reason))
+            self._dependencies.events(LeasesCreated(consumer.stream.name, (key,), reason))
         return False
 
     def _report(self, lease: Lease, deleted: set[str], stream: str) -> bool:
         """Report each deleted parent once, if the child's row, read after theirs, confirms it."""
-        row = self._parts.lease_table.get(lease.lease_key)
+        row = self._dependencies.lease_table.get(lease.lease_key)
         if row is None or not has_not_begun(row):
             return False
         lost = sorted(lease.key_of_sibling(parent) for parent in deleted)
         self._closed_cases.update(lost)
         for key in lost:
-            self._parts.events(
-                RecordsLost(self._parts.worker_id, key, LossReason.ROW_DELETED, stream=stream)
+            self._dependencies.events(
+                RecordsLost(
+                    self._dependencies.worker_id, key, LossReason.ROW_DELETED, stream=stream
+                )
             )
         return True

@@ -23,7 +23,7 @@ class _Waiting:
     """A gap of one consumer. `due` is in monotonic seconds."""
 
     consumer: ShardConsumer
-    found: FoundGap
+    found_gap: FoundGap
     due: float = 0.0
 
 
@@ -35,12 +35,12 @@ class RetentionLosses:
     shard was read is unknown or has left retention; otherwise no record can have arrived and left.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         retrieval: Has the gaps, and knows the retention period of a stream.
     """
 
-    def __init__(self, parts: WorkerDependencies, retrieval: Retrieval) -> None:
-        self._parts = parts
+    def __init__(self, dependencies: WorkerDependencies, retrieval: Retrieval) -> None:
+        self._dependencies = dependencies
         self._retrieval = retrieval
         self._waiting: list[_Waiting] = []
         self._reported: dict[str, Position] = {}
@@ -59,49 +59,50 @@ class RetentionLosses:
             self._waiting = [
                 one
                 for one in self._waiting
-                if consumers.get(one.found.lease_key) is one.consumer and not self._is_judged(one)
+                if consumers.get(one.found_gap.lease_key) is one.consumer
+                and not self._is_judged(one)
             ]
 
-    def _is_judged(self, one: _Waiting) -> bool:
-        now, found = self._parts.clock.monotonic(), one.found
-        if one.consumer.held.renewed_at <= found.found_at or now < one.due:
+    def _is_judged(self, waiting: _Waiting) -> bool:
+        now, found = self._dependencies.clock.monotonic(), waiting.found_gap
+        if waiting.consumer.held.renewed_at <= found.found_at or now < waiting.due:
             return False
         if self._reported.get(found.lease_key) == found.gap.after:
             return True
         try:
             lost = self._loss(found)
         except AwsError as error:
-            one.due = now + RETRY_SECONDS
-            self._parts.events(AwsTrouble(f"retention of {found.lease_key}", str(error)))
+            waiting.due = now + RETRY_SECONDS
+            self._dependencies.events(AwsTrouble(f"retention of {found.lease_key}", str(error)))
             return False
         if lost is not None:
             self._reported[found.lease_key] = found.gap.after
-            self._parts.events(lost)
+            self._dependencies.events(lost)
         return True
 
-    def _loss(self, found: FoundGap) -> RecordsLost | None:
-        gap, clock = found.gap, self._parts.clock
+    def _loss(self, found_gap: FoundGap) -> RecordsLost | None:
+        gap, clock = found_gap.gap, self._dependencies.clock
         now = (
             round(clock.wall() * 1000)
             if gap.served_millis is None
-            else gap.served_millis + round((clock.monotonic() - found.found_at) * 1000)
+            else gap.served_millis + round((clock.monotonic() - found_gap.found_at) * 1000)
         )
         read_up_to = gap.read_up_to_millis
         if read_up_to is not None and now - read_up_to < MIN_RETENTION_MILLIS:
             return None
-        oldest = now - self._retention_millis(found.stream)
+        oldest = now - self._retention_millis(found_gap.stream)
         if read_up_to is not None and read_up_to > oldest:
             return None
         return RecordsLost(
-            self._parts.worker_id,
-            found.lease_key,
+            self._dependencies.worker_id,
+            found_gap.lease_key,
             LossReason.LEFT_RETENTION,
             None if gap.after.is_sentinel else gap.after,
             first_arrival_millis=read_up_to,
             last_arrival_millis=oldest
             if gap.before_millis is None
             else min(oldest, gap.before_millis),
-            stream=found.stream.name,
+            stream=found_gap.stream.name,
             before=gap.before,
         )
 

@@ -23,8 +23,8 @@ class SourcedBatch:
     """A batch to commit, and all parts that were read for it.
 
     Attributes:
-        batch: The batch. It may have no ranges; then only `parts` are used.
-        parts: The parts that were read.
+        batch: The batch. It may have no ranges; then only `shard_parts` are used.
+        shard_parts: The parts that were read.
         records: Number of records in the ranges.
         arrival_micros: Sample of the records' arrival times (epoch microseconds).
         written: Files that executors have already written. None: nothing is written yet.
@@ -35,7 +35,7 @@ class SourcedBatch:
     """
 
     batch: Batch
-    parts: Sequence[ShardPart]
+    shard_parts: Sequence[ShardPart]
     records: int
     arrival_micros: Sequence[int]
     written: Written | None = None
@@ -46,7 +46,7 @@ class SourcedBatch:
     def by_lease(self, amount: Callable[[ShardPart], int]) -> Mapping[str, int]:
         """Return the sum of an amount, such as bytes, over the parts of the batch by lease key."""
         found = {part.lease_key: 0 for part in self.batch.ranges}
-        for part in self.parts:
+        for part in self.shard_parts:
             if part.lease_key in found:
                 found[part.lease_key] += amount(part)
         return found

@@ -25,25 +25,29 @@ class BufferedSource:
     """`BatchSource` that builds batches from the buffer of the prefetcher.
 
     Args:
-        parts: The dependencies of the worker.
+        dependencies: The dependencies of the worker.
         retrieval: Creates the readers.
         held: Returns the leases that are held now.
     """
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         retrieval: Retrieval,
         held: Callable[[], Sequence[Held]],
     ) -> None:
-        settings = parts.settings
+        settings = dependencies.settings
         self.fetch_threads = settings.retrieval.fetch_threads
         self._settings = settings.batch
         self._retrieval = retrieval
         self._held = held
-        self._memory = parts.memory or MemoryBudget.of(settings)
+        self._memory = dependencies.memory or MemoryBudget.of(settings)
         self._prefetcher = Prefetcher(
-            settings.retrieval, parts.clock, parts.rng, parts.events, self._memory
+            settings.retrieval,
+            dependencies.clock,
+            dependencies.rng,
+            dependencies.events,
+            self._memory,
         )
 
     # The protocol documents this method and the following ones.

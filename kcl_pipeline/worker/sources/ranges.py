@@ -32,7 +32,7 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
-from kcl_pipeline.worker.sources.shares import Wanted, shares
+from kcl_pipeline.worker.sources.shares import FetchLimit, shares
 
 _UNKNOWN_BYTES: Final = 1024 * 1024
 _MIN_WAIT_SECONDS: Final = 0.001
@@ -46,7 +46,7 @@ class _Cursor:
     pace: Pace
     succeeded: float
     expected_bytes: int = _UNKNOWN_BYTES
-    wanted: Wanted | None = None
+    limit: FetchLimit | None = None
     at_tip: bool = False
     reached_tip: bool = False
     ended: bool = False
@@ -67,25 +67,28 @@ class RangeSource:
     def __init__(
         self,
         jobs: RangeJobs,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         retrieval: Retrieval,
         stop: StopSignal,
     ) -> None:
-        settings = parts.settings
+        settings = dependencies.settings
         self.fetch_threads = 0
         self._jobs = jobs
-        self._parts = parts
+        self._dependencies = dependencies
         self._retrieval = retrieval
         self._stop = stop
         self._batch = settings.batch
         self._reader = RangeReader(
-            parts.kinesis, settings.retrieval, settings.shard_sync.initial_timestamp, parts.clock
+            dependencies.kinesis,
+            settings.retrieval,
+            settings.shard_sync.initial_timestamp,
+            dependencies.clock,
         )
         self._idle_seconds = settings.retrieval.idle_time_between_reads_in_millis / 1000
         self._lock = threading.Lock()
         self._cursors: dict[str, _Cursor] = {}
         self._read: dict[str, tuple[ShardFetch, FetchedShard]] = {}
-        self._began = parts.clock.monotonic()
+        self._began = dependencies.clock.monotonic()
         self._batch_at = -math.inf
 
     def begin(self, consumer: ShardConsumer) -> None:
@@ -112,13 +115,13 @@ class RangeSource:
                 created_millis=created_millis(position, lease.initial_timestamp),
             ),
             initial_timestamp=lease.initial_timestamp
-            or self._parts.settings.shard_sync_of(consumer.stream).initial_timestamp,
+            or self._dependencies.settings.shard_sync_of(consumer.stream).initial_timestamp,
         )
         self._reader.check(fetch)
         if position == LATEST:
             # A repeated task would request LATEST again, and skip the records between.
             fetch = self._reader.opened(fetch)
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         with self._lock:
             pace = Pace(self._idle_seconds, due=now, common_time=self._began)
             self._cursors[lease.lease_key] = _Cursor(fetch, pace, now)
@@ -134,7 +137,7 @@ class RangeSource:
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]
     ) -> SourcedBatch | None:
-        began = self._parts.clock.monotonic()
+        began = self._dependencies.clock.monotonic()
         chosen = self._choose(began)
         if not chosen:
             return None
@@ -144,10 +147,12 @@ class RangeSource:
         except SinkError as error:
             for cursor in chosen.values():
                 cursor.error = f"{type(error).__name__}: {error}"
-                cursor.pace.failed(self._parts.clock.monotonic(), self._parts.rng, throttled=False)
+                cursor.pace.failed(
+                    self._dependencies.clock.monotonic(), self._dependencies.rng, throttled=False
+                )
             raise
         by_key = {fetch.lease_key: fetch for fetch in fetches}
-        ended = self._parts.clock.monotonic()
+        ended = self._dependencies.clock.monotonic()
         done = replace(
             done,
             shards=tuple(
@@ -161,7 +166,7 @@ class RangeSource:
         if sourced is not None:
             self._batch_at = began
         return sourced and replace(
-            sourced, milliseconds={"job": (self._parts.clock.monotonic() - began) * 1000}
+            sourced, milliseconds={"job": (self._dependencies.clock.monotonic() - began) * 1000}
         )
 
     def _proven(self, fetch: ShardFetch, shard: FetchedShard, ended: float) -> FetchedShard:
@@ -224,7 +229,7 @@ class RangeSource:
             return distribution.is_automatic(stream)
         except AwsError as error:
             about = f"record distribution strategy of {stream.name}"
-            self._parts.events(AwsTrouble(about, str(error)))
+            self._dependencies.events(AwsTrouble(about, str(error)))
             return True
 
     def _choose(self, now: float) -> dict[str, _Cursor]:
@@ -250,12 +255,12 @@ class RangeSource:
         return max(cursor.pace.due, self._batch_at + interval) if cursor.at_tip else cursor.pace.due
 
     def _shares(self, cursors: list[_Cursor]) -> tuple[ShardFetch, ...]:
-        wanted = [cursor.wanted for cursor in cursors]
+        limits = [cursor.limit for cursor in cursors]
         records = shares(
-            self._batch.max_batch_records, [None if one is None else one.records for one in wanted]
+            self._batch.max_batch_records, [None if one is None else one.records for one in limits]
         )
         sizes = shares(
-            self._batch.max_batch_bytes, [None if one is None else one.bytes for one in wanted]
+            self._batch.max_batch_bytes, [None if one is None else one.bytes for one in limits]
         )
         return tuple(
             replace(
@@ -269,7 +274,7 @@ class RangeSource:
 
     def _note(self, chosen: Mapping[str, _Cursor], done: RangesWritten, began: float) -> None:
         """Advance the cursors, and report failures."""
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         found = {shard.lease_key: shard for shard in done.shards}
         for key, cursor in chosen.items():
             shard = found.get(key)
@@ -282,10 +287,12 @@ class RangeSource:
                 cursor.brought = shard.after != shard.through or shard.shard_end is not None
                 cursor.at_tip, cursor.behind = shard.at_tip, shard.millis_behind_latest
                 cursor.expected_bytes = max(shard.bytes, 1)
-                cursor.wanted = Wanted(2 * shard.records, 2 * shard.bytes) if shard.at_tip else None
+                cursor.limit = (
+                    FetchLimit(2 * shard.records, 2 * shard.bytes) if shard.at_tip else None
+                )
             if shard is not None:
                 if shard.rejected is not None:
-                    self._parts.events(shard.rejected)
+                    self._dependencies.events(shard.rejected)
                 if shard.gap is not None:
                     self._retrieval.gaps.note(key, cursor.fetch.stream, shard.gap)
                 cursor.fetch = replace(cursor.fetch, after=shard.through, resume=shard.resume)
@@ -295,10 +302,10 @@ class RangeSource:
     def _note_failure(self, cursor: _Cursor, shard: FetchedShard | None, now: float) -> None:
         throttled = shard is not None and shard.throttled
         key = cursor.fetch.lease_key
-        cursor.pace.failed(now, self._parts.rng, throttled=throttled)
+        cursor.pace.failed(now, self._dependencies.rng, throttled=throttled)
         cursor.error = "no answer" if shard is None else shard.error
         if shard is not None and (not throttled or cursor.pace.failures % TOLERATED_THROTTLES == 0):
-            self._parts.events(AwsTrouble(f"read of {key}", shard.error or ""))
+            self._dependencies.events(AwsTrouble(f"read of {key}", shard.error or ""))
 
     def _sourced(
         self,
@@ -336,7 +343,7 @@ class RangeSource:
 
     def _oldest_of(self, shards: list[FetchedShard]) -> dict[str, float]:
         """Estimate the arrival of each shard's oldest record from its samples."""
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         return {
             shard.lease_key: now
             - (shard.millis_behind_latest or 0) / 1000
@@ -369,7 +376,7 @@ class RangeSource:
         )
 
     def lag(self) -> dict[str, int]:  # noqa: D102
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         with self._lock:
             known = [
                 (key, cursor) for key, cursor in self._cursors.items() if cursor.behind is not None
@@ -395,7 +402,7 @@ class RangeSource:
         )
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         with self._lock:
             due = min(
                 (self._due(cursor) for cursor in self._cursors.values() if not cursor.ended),

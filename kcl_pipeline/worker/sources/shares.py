@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FetchLimit:
     """What a shard at its tip may bring: twice its last fetch.
 
     Attributes:
@@ -19,7 +19,7 @@ class Wanted:
     bytes: int
 
 
-def shares(total: int, wanted: Sequence[int | None]) -> list[int]:
+def shares(total: int, limits: Sequence[int | None]) -> list[int]:
     """Return the share of each shard, at least 1.
 
     If a shard wants as much as possible, the others get what they want: at least a quarter of an
@@ -29,13 +29,13 @@ def shares(total: int, wanted: Sequence[int | None]) -> list[int]:
 
     Args:
         total: Records or bytes of the batch.
-        wanted: What each shard wants. None: as much as possible.
+        limits: What each shard wants. None: as much as possible.
     """
-    if not wanted:
+    if not limits:
         return []
-    even = total // len(wanted)
-    modest = [min(max(one, even // 4), even) for one in wanted if one is not None]
-    others = len(wanted) - len(modest)
+    even = total // len(limits)
+    modest = [min(max(one, even // 4), even) for one in limits if one is not None]
+    others = len(limits) - len(modest)
     rest = (total - sum(modest)) // others if others else even
-    limited = iter(modest if others else [even] * len(wanted))
-    return [max(rest if one is None else next(limited), 1) for one in wanted]
+    limited = iter(modest if others else [even] * len(limits))
+    return [max(rest if one is None else next(limited), 1) for one in limits]

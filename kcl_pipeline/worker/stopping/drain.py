@@ -83,8 +83,8 @@ class DrainWatch:
     and says why.
 
     Args:
-        parts: The dependencies of the worker that drains. The sink of events receives `AwsTrouble`
-            for each failed read of the lease table, `RowRejected` for unreadable rows,
+        dependencies: The dependencies of the worker that drains. The sink of events receives
+            `AwsTrouble` for each failed read of the lease table, `RowRejected` for unreadable rows,
             `ShardsLeftToOthers`, and the events of `DrainedStream`.
         streams: The streams of the settings that exist.
         lifecycle: The consumers of the worker.
@@ -98,20 +98,20 @@ class DrainWatch:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         streams: Iterable[StreamId],
         lifecycle: Lifecycle,
         source: BatchSource,
         paused: Callable[[], Mapping[str, ShardPause]],
         identity: StreamIdentityCheck,
     ) -> None:
-        self._parts = parts
-        self._streams = [DrainedStream(stream, parts, identity) for stream in streams]
+        self._dependencies = dependencies
+        self._streams = [DrainedStream(stream, dependencies, identity) for stream in streams]
         self._lifecycle = lifecycle
         self._source = source
         self._paused = paused
-        self._rejected = RejectedRows(parts.events)
-        self._due = Due(parts.clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
+        self._rejected = RejectedRows(dependencies.events)
+        self._due = Due(dependencies.clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
         self._unreadable_since: float | None = None
         self._was_through = False
         self._counters: dict[str, int] = {}
@@ -157,7 +157,7 @@ class DrainWatch:
             lease.actual_owner
             for lease in unfinished
             if lease.lease_key not in self._lifecycle.consumers
-            and lease.actual_owner not in (None, self._parts.worker_id)
+            and lease.actual_owner not in (None, self._dependencies.worker_id)
             and lease.lease_key in self._renewed
         )
         self.elsewhere = {owner: number for owner, number in found.items() if owner is not None}
@@ -166,8 +166,8 @@ class DrainWatch:
         ):
             self._emitted = self.elsewhere
             number, owners = sum(self.elsewhere.values()), owners_text(self.elsewhere)
-            self._parts.events(
-                ShardsLeftToOthers(self._parts.worker_id, len(unfinished), number, owners)
+            self._dependencies.events(
+                ShardsLeftToOthers(self._dependencies.worker_id, len(unfinished), number, owners)
             )
 
     def unread(self) -> str | None:
@@ -186,7 +186,7 @@ class DrainWatch:
 
     def _note_errors(self) -> None:
         """Give shards up whose error does not pass. One that is read again is waited for."""
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         errors = {
             key: error
             for key, consumer in self._lifecycle.consumers.items()
@@ -215,7 +215,9 @@ class DrainWatch:
         own = [lease for lease in leases if stream.owns(lease)]
         unsettled = [lease for lease in own if not self._is_settled(lease)]
         # Another worker that is known to be the owner reads its lease, or the leader assigns it.
-        here = [one for one in unsettled if one.actual_owner in (None, self._parts.worker_id)]
+        here = [
+            one for one in unsettled if one.actual_owner in (None, self._dependencies.worker_id)
+        ]
         unread = [one for one in here if one.unique_key not in self._read]
         stream.note(own, [(lease, self._reached(lease)) for lease in unread])
         has_hole = self._has_hole(stream, own)
@@ -224,17 +226,17 @@ class DrainWatch:
             return len(here) == len(unsettled)
         return not unsettled and not has_hole
 
-    def _has_hole(self, stream: DrainedStream, own: Iterable[Lease]) -> bool:
+    def _has_hole(self, stream: DrainedStream, leases: Iterable[Lease]) -> bool:
         """Return whether a row is missing: not created yet, deleted, or not seen by a scan.
 
         A row that stays unreadable is not missing. Rows that Java 2.x wrote may have no hash range
         until the leader adds it. Then nothing is known.
         """
-        unfinished = [lease for lease in own if not lease.ended]
+        unfinished = [lease for lease in leases if not lease.ended]
         ranges = [lease.hash_key_range for lease in unfinished if lease.hash_key_range is not None]
         if len(ranges) < len(unfinished) or find_hole(ranges) is None:
             return False
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         lasting = {
             key
             for key, (since, _) in self._unreadable.items()
@@ -259,11 +261,11 @@ class DrainWatch:
 
     def _read_leases(self) -> tuple[Lease, ...] | None:
         """Return all leases; None when the table cannot be read now."""
-        now = self._parts.clock.monotonic()
+        now = self._dependencies.clock.monotonic()
         try:
-            listing = self._parts.lease_table.list_leases()
+            listing = self._dependencies.lease_table.list_leases()
         except AwsError as error:
-            self._parts.events(AwsTrouble("Scan of the leases for the drain", str(error)))
+            self._dependencies.events(AwsTrouble("Scan of the leases for the drain", str(error)))
             if self._unreadable_since is None:
                 self._unreadable_since = now
             is_missing = isinstance(error, NotFoundError)
@@ -301,7 +303,7 @@ class DrainWatch:
         consumer = self._lifecycle.consumers.get(lease.lease_key)
         if consumer is None:
             return (
-                lease.actual_owner not in (None, self._parts.worker_id)
+                lease.actual_owner not in (None, self._dependencies.worker_id)
                 and lease.lease_key in self._renewed
             )
         return self._is_read(consumer) or self._is_given_up(lease)

@@ -34,13 +34,13 @@ class Leaving:
 
     def __init__(
         self,
-        parts: WorkerDependencies,
+        dependencies: WorkerDependencies,
         leases: HeldLeases,
         reporter: WorkerMetricsReporter,
         lifecycle: Lifecycle,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
     ) -> None:
-        self._parts = parts
+        self._dependencies = dependencies
         self._leases = leases
         self._reporter = reporter
         self._lifecycle = lifecycle
@@ -55,23 +55,27 @@ class Leaving:
         An error of one step does not prevent the next. The row is deleted first, so that a leader
         assigns no more leases to this worker, in particular not the released ones.
         """
-        attempt("deregistration", self._reporter.deregister, self._parts.events)
+        attempt("deregistration", self._reporter.deregister, self._dependencies.events)
         release = self._abandon if hung else self._lifecycle.release_all
-        attempt("release", lambda: release(last=False), self._parts.events)
-        if self._parts.leader is not None:
-            attempt("release of the leader lock", self._parts.leader.release, self._parts.events)
-        attempt(_LAST, lambda: self._release_late_leases(release), self._parts.events)
+        attempt("release", lambda: release(last=False), self._dependencies.events)
+        if self._dependencies.leader is not None:
+            attempt(
+                "release of the leader lock",
+                self._dependencies.leader.release,
+                self._dependencies.events,
+            )
+        attempt(_LAST, lambda: self._release_late_leases(release), self._dependencies.events)
 
     def _abandon(self, *, last: bool) -> None:  # noqa: ARG002 (as `Lifecycle.release_all`)
         """Release all leases of a hung worker. None of its own writes is possible afterwards."""
         list(self._map(self._abandon_one, self._leases.held()))
 
     def _abandon_one(self, held: Held) -> None:
-        if self._parts.settings.lease.release_leases_on_shutdown:
+        if self._dependencies.settings.lease.release_leases_on_shutdown:
             attempt(
                 f"release of {held.lease_key}",
                 lambda: self._leases.release(held, wait=False),
-                self._parts.events,
+                self._dependencies.events,
             )
         self._leases.drop(held, "the worker is hung")
 
@@ -82,15 +86,15 @@ class Leaving:
         while threads were joined, that a leader was just assigning, or whose handoff to this worker
         is not complete.
         """
-        clock = self._parts.clock
+        clock = self._dependencies.clock
         deadline = clock.monotonic() + LEAVE_SECONDS
         while True:
             last = (
-                not self._parts.settings.lease.release_leases_on_shutdown
+                not self._dependencies.settings.lease.release_leases_on_shutdown
                 or clock.monotonic() >= deadline
             )
             self._leases.drop_expired()
-            attempt(_LAST, lambda: self._leases.discover(map=self._map), self._parts.events)
+            attempt(_LAST, lambda: self._leases.discover(map=self._map), self._dependencies.events)
             release(last=last)
             # A lease that is not in a handoff is released by now, or another process with this
             # worker id holds it. There is no reason to wait for it.
@@ -101,15 +105,15 @@ class Leaving:
     def _is_something_on_its_way(self) -> bool:
         """Return whether a handoff to this worker is in progress, or this is unknown now."""
         try:
-            keys = self._parts.lease_table.lease_keys_of(self._parts.worker_id)
+            keys = self._dependencies.lease_table.lease_keys_of(self._dependencies.worker_id)
             return any(self._is_on_its_way(key) for key in keys)
         except (ThrottledError, UnavailableError) as error:
-            self._parts.events(AwsTrouble(_LAST, str(error)))
+            self._dependencies.events(AwsTrouble(_LAST, str(error)))
             return True
 
     def _is_on_its_way(self, lease_key: str) -> bool:
         try:
-            row = self._parts.lease_table.get(lease_key)
+            row = self._dependencies.lease_table.get(lease_key)
         except ValueError:  # Discovery has just reported that the row is unreadable.
             return False
-        return row is not None and row.in_handoff and row.owner == self._parts.worker_id
+        return row is not None and row.in_handoff and row.owner == self._dependencies.worker_id
