@@ -35,8 +35,8 @@ test-long: setup java
 	@$(BIN)/python -m pytest -vv -m long --resume .run/test-long.json
 
 lint: setup
-	@echo "format, lint, types and import rules (a minute the first time)"
-	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
+	@echo "format, lint, types, import rules and names (a minute the first time)"
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache && $(BIN)/python -m tools.names
 
 # The 2,000 fixed seeds. SEEDS=a:b runs a range, COUNT=n so many from a random one. Needs no network
 # once the packages are there.

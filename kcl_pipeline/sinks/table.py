@@ -90,7 +90,7 @@ class TableSink:
         self._announcements = announcements
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
-        self._pace = Pace(self._clock, self._rng)
+        self._pace = CommitPace(self._clock, self._rng)
         self._lock = self._clock.lock()
 
     def ensure(self, schema: pa.Schema) -> None:
@@ -259,7 +259,7 @@ class TableSink:
         self._clock.sleep(self._rng.uniform(0, longest))
 
 
-class Pace:
+class CommitPace:
     """Estimate the contention on the log, and how long to wait before an attempt.
 
     The waiting time is chosen so that about one of the waiting writers makes an attempt at a time.

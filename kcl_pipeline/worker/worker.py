@@ -80,7 +80,10 @@ class Worker:
         self.worker_id = dependencies.worker_id
         self._activity = Activity(dependencies.clock)
         # A lambda, because the reporter is created below
-        events = noting_changes(dependencies.events, lambda: self.reporter.note_change())  # noqa: PLW0108
+        events = noting_changes(
+            dependencies.events,
+            lambda: self.reporter.note_change(),  # noqa: PLW0108
+        )
         settings, clock = dependencies.settings, dependencies.clock
         self._stop = CurrentStop(clock.signal())
         self.useless = UselessWatch(dependencies, self._stop)

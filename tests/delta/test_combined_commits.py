@@ -19,7 +19,7 @@ from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementStore, PreparedBatch
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry
 from kcl_pipeline.sinks.stored import StoredPosition
-from kcl_pipeline.sinks.table import Pace
+from kcl_pipeline.sinks.table import CommitPace
 from tests.support import announcing
 from tests.support.delta_tables import (
     NONE,
@@ -235,7 +235,7 @@ def test_partition_values_survive_the_announcement(tmp_path: Path) -> None:
 
 def test_the_wait_grows_with_the_number_of_writers_and_ends() -> None:
     clock = NoWait()
-    pace = Pace(clock, random.Random(3))
+    pace = CommitPace(clock, random.Random(3))
     assert not pace.contended
     pace.lost(1)
     few = max(len(list(pace.polls())) for _ in range(20))

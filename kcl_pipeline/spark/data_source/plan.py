@@ -54,7 +54,7 @@ class Limit:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldRecords:
     """The first records of one shard's part of a batch, held in memory.
 
     Attributes:
@@ -106,7 +106,7 @@ class StreamPlanner:
         self._streams = ListedStreams(kinesis, options, self.rules)
         self._initial: Offset | None = None
         self._planned: Offset | None = None
-        self._held: dict[ShardKey, Held] = {}
+        self._held: dict[ShardKey, HeldRecords] = {}
         self._held_bytes = 0
 
     # -- offsets
@@ -218,7 +218,7 @@ class StreamPlanner:
         """
         key = _key(chunk)
         after = start[key[0]][key[1]].position
-        held = self._held.setdefault(key, Held(after, after))
+        held = self._held.setdefault(key, HeldRecords(after, after))
         held.whole = held.whole and (
             limited or self._held_bytes + chunk.bytes <= self._options.prefetch_max_bytes
         )

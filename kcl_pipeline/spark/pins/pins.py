@@ -6,7 +6,7 @@ reports its end position (it *pins* the range). All later tasks of the job read 
 The driver learns the end positions from these reports.
 
 Messages are lines of JSON. A connection starts with a `Hello`, and the server responds with an
-empty `Answer`. Each `Request` then gets one `Answer`. The server is in `pin_server`.
+empty `Answer`. Each `PinRequest` then gets one `Answer`. The server is in `server`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, forbid_unknown_fields=True):
     token: Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True):
+class PinRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Request the pinned range of the lease `key`; `report` pins it if no range is pinned yet."""
 
     job: _Name
@@ -115,7 +115,7 @@ class Pins:
             self.close()
             raise SinkError(f"the driver refuses a task: {answer.error}")
 
-    def _exchange(self, message: Hello | Request) -> Answer:
+    def _exchange(self, message: Hello | PinRequest) -> Answer:
         self._socket.sendall(msgspec.json.encode(message) + b"\n")
         line = self._lines.readline(MAX_LINE)
         if not line:
@@ -125,7 +125,7 @@ class Pins:
     def _ask(self, lease_key: str, shard: FetchedShard | None) -> FetchedShard | None:
         report = None if shard is None else FETCHED.dump_json(shard).decode()
         try:
-            answer = self._exchange(Request(self._job, lease_key, report))
+            answer = self._exchange(PinRequest(self._job, lease_key, report))
         except (OSError, msgspec.DecodeError) as error:
             raise SinkError(f"a task lost its connection to the driver: {error}") from error
         if answer.error is not None:

@@ -31,7 +31,7 @@ from kcl_pipeline.spark.pins.pins import (
     Answer,
     Hello,
     PinAddress,
-    Request,
+    PinRequest,
 )
 
 IDLE_SECONDS: Final = 600.0
@@ -45,7 +45,7 @@ MAX_CONNECTIONS: Final = 2048
 """Connections that have sent the token: one per running task."""
 _PART_BYTES: Final = 64 * 1024
 _HELLO: Final = msgspec.json.Decoder(Hello)
-_REQUEST: Final = msgspec.json.Decoder(Request)
+_REQUEST: Final = msgspec.json.Decoder(PinRequest)
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -141,7 +141,7 @@ class PinServer:
             self._waiting.pop(connection, None)
             self._authenticated.discard(connection)
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: PinRequest) -> Answer:
         """Return the pinned range of a shard.
 
         The report in the request pins it, unless a range is pinned already.

@@ -12,8 +12,8 @@ from kcl_pipeline.orchestration.assets.runs.runs import RunView, silence_limit_s
 from kcl_pipeline.orchestration.sensors.scaling.reconcile import (
     MISSING_ROW_SECONDS,
     STUCK_CANCELING_SECONDS,
-    Finding,
     Heartbeats,
+    RunMismatch,
     apply_findings,
     find_mismatches,
 )
@@ -33,7 +33,7 @@ def watch(
     row: bool = True,
     beats: bool = False,
     step: float = 5.0,
-) -> tuple[Finding, ...]:
+) -> tuple[RunMismatch, ...]:
     """Look every `step` seconds for so long."""
     table = FakeWorkerTable([worker("w-1")] if row else [])
     memory = Heartbeats()
@@ -109,7 +109,7 @@ def test_closing_a_run_also_drains_a_worker_that_may_only_be_paused(action, stat
             dg.JobDefinition(name="j", graph_def=dg.GraphDefinition(name="g")), status=S.STARTED
         )
         table = FakeWorkerTable([worker("w-1")])
-        finding = Finding(created.run_id, "w-1", action, "worker w-1 has not reported for 31 s")
+        finding = RunMismatch(created.run_id, "w-1", action, "worker w-1 has not reported for 31 s")
         (done,) = apply_findings([finding], instance, table)
         assert "w-1" in done
         assert table.drained == ["w-1"]
@@ -120,7 +120,9 @@ def test_closing_a_run_also_drains_a_worker_that_may_only_be_paused(action, stat
 def test_a_drain_for_a_worker_without_a_row_is_not_claimed():
     with dg.instance_for_test() as instance:
         assert (
-            apply_findings([Finding("r", "w-9", "request_drain", "x")], instance, FakeWorkerTable())
+            apply_findings(
+                [RunMismatch("r", "w-9", "request_drain", "x")], instance, FakeWorkerTable()
+            )
             == ()
         )
 

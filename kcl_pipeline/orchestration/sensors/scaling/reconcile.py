@@ -28,7 +28,7 @@ Action = Literal["report_failed", "report_canceled", "request_drain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RunMismatch:
     """A run whose status does not match its worker, and the action that corrects it."""
 
     run_id: str
@@ -121,7 +121,7 @@ def _same_heartbeat(before: WorkerMetrics | BadRow, after: WorkerMetrics | BadRo
 
 def find_mismatches(
     heartbeats: Heartbeats, runs: Sequence[RunView], limit_seconds: float
-) -> tuple[Finding, ...]:
+) -> tuple[RunMismatch, ...]:
     """Find runs without a live worker, and runs in CANCELING whose worker keeps running."""
     findings = []
     for run in runs:
@@ -143,12 +143,12 @@ def find_mismatches(
         else:
             continue
         reason = f"worker {run.worker_id} {reason}"
-        findings.append(Finding(run.run_id, run.worker_id, action, reason))
+        findings.append(RunMismatch(run.run_id, run.worker_id, action, reason))
     return tuple(findings)
 
 
 def apply_findings(
-    findings: Sequence[Finding], instance: DagsterInstance, table: WorkerMetricsTable
+    findings: Sequence[RunMismatch], instance: DagsterInstance, table: WorkerMetricsTable
 ) -> tuple[str, ...]:
     """Apply the findings and return a log line for each action taken.
 
