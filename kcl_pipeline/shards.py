@@ -59,8 +59,8 @@ class StreamId:
         created_millis: Creation time in epoch milliseconds when the stream was resolved, in both
             forms. It shows later whether the name still belongs to the same stream. Not a part of
             the identifier. None: unknown.
-        lease_mark: Creation time in epoch milliseconds in the leases of a single stream that was
-            deleted and created again. None: all other streams.
+        recreated_millis: Creation time in epoch milliseconds in the leases of a single stream that
+            was deleted and created again. None: all other streams.
         label: Value of the column `stream` if the name is not unique in the application, because
             two accounts have a stream of this name: the ARN. None: the name.
         retention_hours: Retention period when the stream was resolved. None: unknown.
@@ -73,7 +73,7 @@ class StreamId:
     creation_epoch: int | None = None
     arn: str | None = None
     created_millis: int | None = field(default=None, compare=False)
-    lease_mark: int | None = None
+    recreated_millis: int | None = None
     label: str | None = field(default=None, compare=False)
     retention_hours: int | None = field(default=None, compare=False)
     record_distribution: str | None = field(default=None, compare=False)

@@ -3,7 +3,8 @@
 The lease keys of a single-stream application do not contain the stream, so a change of the stream
 requires that all leases are deleted. The steps are conditional and can be repeated:
 
-1. Mark the record as changing. This refuses every start and makes a leader release its lock.
+1. Record that the streams are changing. This refuses every start and makes a leader release its
+   lock.
 2. Acquire the lock.
 3. Delete the leases.
 4. Record the new streams.
@@ -118,8 +119,8 @@ class ApplicationChange:
             self._record(after, record)
             return Acceptance(before, after)
         self._require_no_workers()
-        marked = replace(after, changing=True)
-        self._record(marked, record)
+        changing = replace(after, changing=True)
+        self._record(changing, record)
         try:
             self._acquire_lock()
             deleted = self._delete_leases()
@@ -149,14 +150,14 @@ class ApplicationChange:
         return Acceptance(record.identity, after)
 
     def _remove_marks(self, leases: Sequence[Lease], record: ApplicationRecord, token: str) -> None:
-        marked = [
+        seeks = [
             LeaseSeek(one, one.checkpoint, one.initial_millis)
             for one in leases
             if one.table_mark is not None
         ]
         proof = self._coordinator_table.proof_of_application(record)
-        for begin in range(0, len(marked), MAX_SEEKS):
-            refused = self._lease_table.seek(marked[begin : begin + MAX_SEEKS], token, proof)
+        for begin in range(0, len(seeks), MAX_SEEKS):
+            refused = self._lease_table.seek(seeks[begin : begin + MAX_SEEKS], token, proof)
             if refused is None or refused:
                 changed = "the record" if refused is None else f"the lease {refused[0]}"
                 raise ApplicationInUseError(

@@ -24,9 +24,9 @@ class LeaseMap(dict[str, Lease]):
 
     def __setitem__(self, key: str, lease: Lease) -> None:
         """Add or replace a lease."""
-        group = (lease.stream, lease.stream_mark)
+        group = (lease.stream, lease.recreated_millis)
         before = self.get(key)
-        if before is not None and (before.stream, before.stream_mark) != group:
+        if before is not None and (before.stream, before.recreated_millis) != group:
             del self[key]
         super().__setitem__(key, lease)
         self._groups.setdefault(group, {})[key] = lease
@@ -35,7 +35,7 @@ class LeaseMap(dict[str, Lease]):
         """Remove a lease."""
         lease = self[key]
         super().__delitem__(key)
-        del self._groups[lease.stream, lease.stream_mark][key]
+        del self._groups[lease.stream, lease.recreated_millis][key]
 
     def streams(self) -> list[str]:
         """Return the serialized streams that have leases."""
@@ -44,4 +44,4 @@ class LeaseMap(dict[str, Lease]):
     def of_stream(self, stream: StreamId) -> list[Lease]:
         """Return the leases of a stream, in the order in which they were added."""
         wanted = stream.serialized if stream.creation_epoch is not None else None
-        return list(self._groups.get((wanted, stream.lease_mark), {}).values())
+        return list(self._groups.get((wanted, stream.recreated_millis), {}).values())

@@ -131,7 +131,7 @@ def _missing(
 ) -> tuple[tuple[Lease, ...], tuple[StreamCoverage, ...]]:
     """The leases that a leader would create, and the coverage of each stream without them."""
     leases, create = LeaseMap(scan.leases), list[Lease]()
-    marks = {lease.stream_mark for lease in scan.leases} - {None}
+    recreated = {lease.recreated_millis for lease in scan.leases} - {None}
     coverage: list[StreamCoverage] = []
     for name in streams.names():
         try:
@@ -141,8 +141,8 @@ def _missing(
                 raise
             continue
         shard_sync = streams.shard_sync_of(stream)
-        if stream.created_millis in marks:
-            stream = replace(stream, lease_mark=stream.created_millis)
+        if stream.created_millis in recreated:
+            stream = replace(stream, recreated_millis=stream.created_millis)
         rows, unreadable = leases.of_stream(stream), keys_of(scan.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
         if not rows and not has_unreadable_shards(kinesis, stream, unreadable):

@@ -129,9 +129,9 @@ def check_leases(
             f"table {lease_table.name} is inside of a KPL aggregate; write "
             "skip_kpl_deaggregation=False, or another application name"
         )
-    marks = {lease.stream_mark for lease in leases} - {None}
+    recreated = {lease.recreated_millis for lease in leases} - {None}
     streams = tuple(
-        replace(stream, renewed=stream.created_millis in marks) for stream in configured.streams
+        replace(stream, renewed=stream.created_millis in recreated) for stream in configured.streams
     )
     return replace(configured, streams=streams)
 

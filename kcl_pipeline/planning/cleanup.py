@@ -103,13 +103,13 @@ def former_leases(leases: Iterable[Lease], streams: Iterable[StreamId]) -> tuple
     """
     groups: dict[tuple[str | None, int | None], list[Lease]] = {}
     for lease in leases:
-        groups.setdefault((lease.stream, lease.stream_mark), []).append(lease)
+        groups.setdefault((lease.stream, lease.recreated_millis), []).append(lease)
     named: dict[tuple[str | None, str | None], list[_Group]] = {}
-    for (serialized, mark), rows in groups.items():
+    for (serialized, recreated_millis), rows in groups.items():
         other = StreamId.parse(serialized) if serialized is not None else None
         name = (None, None) if other is None else (other.account, other.name)
         epoch = None if other is None else other.creation_epoch
-        named.setdefault(name, []).append(_Group(epoch, mark, rows))
+        named.setdefault(name, []).append(_Group(epoch, recreated_millis, rows))
     found: list[Lease] = []
     for stream in streams:
         is_single = stream.creation_epoch is None
@@ -124,12 +124,15 @@ class _Group:
     """The leases of one stream, or of a former stream of its name."""
 
     epoch: int | None
-    mark: int | None
+    recreated_millis: int | None
     leases: list[Lease]
 
     def is_before(self, stream: StreamId) -> bool:
         if stream.creation_epoch is None:
-            return stream.lease_mark is not None and (self.mark or 0) < stream.lease_mark
+            return (
+                stream.recreated_millis is not None
+                and (self.recreated_millis or 0) < stream.recreated_millis
+            )
         return (self.epoch or 0) < stream.creation_epoch
 
 

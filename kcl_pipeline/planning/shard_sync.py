@@ -39,7 +39,7 @@ def new_lease(stream: StreamId, shard: Shard, checkpoint: Position) -> Lease:
         parent_shard_ids=frozenset(shard.parents),
         hash_key_range=shard.hash_key_range,
         stream=stream.serialized if stream.creation_epoch is not None else None,
-        stream_mark=stream.lease_mark,
+        recreated_millis=stream.recreated_millis,
     )
 
 
@@ -300,7 +300,7 @@ def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
         parent_shard_ids=lease.parent_shard_ids,
         hash_key_range=lease.hash_key_range,
         stream=lease.stream,
-        stream_mark=lease.stream_mark,
+        recreated_millis=lease.recreated_millis,
     )
 
 
@@ -345,7 +345,7 @@ def leases_after_loss(lease: Lease, shards: Sequence[ChildShard]) -> tuple[Lease
             parent_shard_ids=frozenset(shard.parents),
             hash_key_range=shard.hash_key_range,
             stream=lease.stream,
-            stream_mark=lease.stream_mark,
+            recreated_millis=lease.recreated_millis,
         )
         for shard in shards
     )

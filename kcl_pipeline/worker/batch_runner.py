@@ -433,7 +433,7 @@ class CommitSteps:
 
 @contextmanager
 def _in_batch(consumers: Iterable[ShardConsumer]) -> Iterator[None]:
-    """Mark the shards of a batch, so that `StallWatch` reports them if the batch hangs."""
+    """Note the shards of a batch, so that `StallWatch` reports them if the batch hangs."""
     for consumer in consumers:
         consumer.in_batch = True
     try:

@@ -26,7 +26,7 @@ from kcl_pipeline.events import (
     WorkerStopped,
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
-from kcl_pipeline.leases.application.identity import marked_streams
+from kcl_pipeline.leases.application.identity import streams_as_recorded
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import check_application
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
@@ -223,7 +223,7 @@ class Worker:
             self._dependencies.events(StreamUnavailable(self.worker_id, name, str(error)))
         retried("look at the client version", self.coordination.version.start)
         identity = record_application(application, dependencies, stop)
-        self._streams.open(marked_streams(identity, application.streams))
+        self._streams.open(streams_as_recorded(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
         if unnamed and not self._dependencies.settings.selects_streams:

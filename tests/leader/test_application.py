@@ -86,7 +86,7 @@ def test_a_stream_that_is_created_again_under_a_running_leader_gets_new_leases()
     created = world.kinesis.resolve_stream("orders", multi_stream=False).created_millis
     rows = world.table()
     assert sorted(rows) == [f"shardId-{n:012}" for n in range(8)]
-    assert {lease.stream_mark for lease in rows.values()} == {created}
+    assert {lease.recreated_millis for lease in rows.values()} == {created}
     assert {lease.checkpoint for lease in rows.values()} == {TRIM_HORIZON}
     (recorded,) = record(world).identity.streams
     assert (recorded.created_millis, recorded.renewed) == (created, True)
@@ -106,10 +106,10 @@ def test_an_old_row_that_the_scan_does_not_show_yet_is_not_taken_for_a_new_one()
 
     world.leases.store.before_call = appear
     world.run(60)
-    marks = {lease.stream_mark for lease in world.table().values()}
+    recreated = {lease.recreated_millis for lease in world.table().values()}
     assert planted
-    assert len(marks) == 1
-    assert None not in marks
+    assert len(recreated) == 1
+    assert None not in recreated
     assert len(world.table()) == 2
 
 

@@ -26,11 +26,11 @@ def test_a_lease_map_follows_every_change():
 
 
 def test_a_lease_map_keeps_former_streams_of_one_name_apart():
-    leases = LeaseMap([Lease("s-0", TRIM_HORIZON, stream_mark=4)])
-    assert leases.of_stream(StreamId("a", lease_mark=5)) == []
-    leases["s-0"] = Lease("s-0", TRIM_HORIZON, stream_mark=5)
-    assert leases.of_stream(StreamId("a", lease_mark=4)) == []
-    assert leases.of_stream(StreamId("a", lease_mark=5)) == [leases["s-0"]]
+    leases = LeaseMap([Lease("s-0", TRIM_HORIZON, recreated_millis=4)])
+    assert leases.of_stream(StreamId("a", recreated_millis=5)) == []
+    leases["s-0"] = Lease("s-0", TRIM_HORIZON, recreated_millis=5)
+    assert leases.of_stream(StreamId("a", recreated_millis=4)) == []
+    assert leases.of_stream(StreamId("a", recreated_millis=5)) == [leases["s-0"]]
 
 
 def test_former_leases_parse_each_stream_once(monkeypatch):

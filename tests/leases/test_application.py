@@ -402,6 +402,6 @@ def test_another_stream_of_the_recorded_name_gets_no_leases():
     arn = "arn:aws:kinesis:us-east-1:1:stream/orders"
     recorded = RecordedStream(arn, 2_000, renewed=True)
     now = StreamId("orders", arn=arn, created_millis=2_000)
-    assert recorded.marked(now) == replace(now, lease_mark=2_000)
-    assert recorded.marked(replace(now, created_millis=1_000)) is None
-    assert recorded.marked(replace(now, created_millis=None)) is not None
+    assert recorded.as_recorded(now) == replace(now, recreated_millis=2_000)
+    assert recorded.as_recorded(replace(now, created_millis=1_000)) is None
+    assert recorded.as_recorded(replace(now, created_millis=None)) is not None

@@ -66,10 +66,10 @@ def test_a_single_stream_that_returns_has_the_lease_keys_of_the_former_one():
     first = streams.all[0]
     assert first.lease_key(SHARD) == again.lease_key(SHARD) == SHARD
     assert first.lease_name(SHARD) != again.lease_name(SHARD)
-    row = Lease(SHARD, TRIM_HORIZON, stream_mark=again.mark)
+    row = Lease(SHARD, TRIM_HORIZON, recreated_millis=again.recreated_millis)
     assert streams.of(row) is again
     assert row.unique_key == again.lease_name(SHARD)
-    assert streams.of(row.with_(stream_mark=1)) is None
+    assert streams.of(row.with_(recreated_millis=1)) is None
 
 
 class Committed:
@@ -120,13 +120,13 @@ def test_only_records_of_a_deleted_stream_may_be_missing():
 def test_a_lease_is_of_a_stream_that_existed_and_replaces_no_other():
     world = Committed()
     with pytest.raises(BrokenInvariantError, match=r"S15: .* is of a stream that never existed"):
-        world.write(Lease(SHARD, TRIM_HORIZON, stream_mark=5))
+        world.write(Lease(SHARD, TRIM_HORIZON, recreated_millis=5))
     world = Committed()
     world.write(Lease(SHARD, TRIM_HORIZON))
     again = world.replace()
     world.table.erase(SHARD)
     with pytest.raises(BrokenInvariantError, match=r"S15: .* was written over"):
-        world.write(Lease(SHARD, TRIM_HORIZON, stream_mark=again.mark))
+        world.write(Lease(SHARD, TRIM_HORIZON, recreated_millis=again.recreated_millis))
 
 
 def test_an_unfinished_lease_may_be_deleted_only_with_its_stream():

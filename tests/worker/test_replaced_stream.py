@@ -83,10 +83,10 @@ def test_a_worker_that_starts_after_the_return_begins_the_new_stream():
     world.model.split("orders", "shardId-000000000001")
     world.put("orders", 40, "after a split")
     world.run_until(world.has_all, 60)
-    marks = {lease.stream_mark for lease in world.leases.list_leases().leases}
+    times = {lease.recreated_millis for lease in world.leases.list_leases().leases}
     (stream,) = world.coordinator.read_application().identity.streams
     assert stream.renewed
-    assert marks == {stream.created_millis}
+    assert times == {stream.created_millis}
     assert world.has_all()
 
 
@@ -95,23 +95,35 @@ def test_a_write_of_the_former_stream_does_not_reach_the_row_of_the_new_one():
     world = StreamsWorld(*NAME)
     world.leases.ensure_exists()
     old = Lease("shardId-0", TRIM_HORIZON, counter=7, owner="w")
-    create_lease(world.leases, old.with_(stream_mark=5_000))
+    create_lease(world.leases, old.with_(recreated_millis=5_000))
     assert world.leases.renew(old) is None
     assert world.leases.update_checkpoint(old, checkpoint=TRIM_HORIZON) is None
     assert not world.leases.create_successors(old, [old.with_(lease_key="shardId-1")])
     assert not world.leases.delete(old)
-    assert world.leases.renew(old.with_(stream_mark=5_000)) is not None
+    assert world.leases.renew(old.with_(recreated_millis=5_000)) is not None
 
 
 @pytest.mark.parametrize(
     ("row", "stream", "is_former"),
     [
         (Lease("s-0", TRIM_HORIZON), StreamId("orders"), False),
-        (Lease("s-0", TRIM_HORIZON, stream_mark=5), StreamId("orders"), False),
-        (Lease("s-0", TRIM_HORIZON), StreamId("orders", lease_mark=5), True),
-        (Lease("s-0", TRIM_HORIZON, stream_mark=4), StreamId("orders", lease_mark=5), True),
-        (Lease("s-0", TRIM_HORIZON, stream_mark=5), StreamId("orders", lease_mark=5), False),
-        (Lease("s-0", TRIM_HORIZON, stream_mark=6), StreamId("orders", lease_mark=5), False),
+        (Lease("s-0", TRIM_HORIZON, recreated_millis=5), StreamId("orders"), False),
+        (Lease("s-0", TRIM_HORIZON), StreamId("orders", recreated_millis=5), True),
+        (
+            Lease("s-0", TRIM_HORIZON, recreated_millis=4),
+            StreamId("orders", recreated_millis=5),
+            True,
+        ),
+        (
+            Lease("s-0", TRIM_HORIZON, recreated_millis=5),
+            StreamId("orders", recreated_millis=5),
+            False,
+        ),
+        (
+            Lease("s-0", TRIM_HORIZON, recreated_millis=6),
+            StreamId("orders", recreated_millis=5),
+            False,
+        ),
         (Lease("1:a:5:s", TRIM_HORIZON, stream="1:a:5"), StreamId("a", "1", 6), True),
         (Lease("1:a:6:s", TRIM_HORIZON, stream="1:a:6"), StreamId("a", "1", 6), False),
         (Lease("1:a:7:s", TRIM_HORIZON, stream="1:a:7"), StreamId("a", "1", 6), False),

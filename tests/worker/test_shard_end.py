@@ -90,7 +90,7 @@ def test_a_shard_ends_after_the_row_of_a_former_stream_with_the_key_of_its_child
     world.clock.advance(60)
     world.model.call("CreateStream", StreamName="orders", ShardCount=1)
     world.run(120)
-    assert world.leases.get(PARENT).stream_mark is not None
+    assert world.leases.get(PARENT).recreated_millis is not None
     world.put(*numbered(5))
     world.model.call(
         "SplitShard", StreamName="orders", ShardToSplit=PARENT, NewStartingHashKey=str(2**127)
@@ -103,5 +103,5 @@ def test_a_shard_ends_after_the_row_of_a_former_stream_with_the_key_of_its_child
     assert any("former stream" in event.error for event in world.of(AwsTrouble))
     world.put(*numbered(40, "c"))
     world.run(60)
-    assert world.leases.get(former.lease_key).stream_mark is not None
+    assert world.leases.get(former.lease_key).recreated_millis is not None
     assert world.data() == numbered(40, "c") + numbered(5)

@@ -89,7 +89,7 @@ class StoredLetters:
         events: EventSink,
         stop: StopSignal,
     ) -> int:
-        """Mark the rows that the replay has read. Return how many have this time as their mark.
+        """Mark the rows that the replay has read. Return how many have this time.
 
         Raises:
             SinkError: The table cannot be written.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS: Final = 5.0
 """Time from the end of the range to the start, until which its last records can be read."""
-END_MARK: Final = "replay"
+END_KEY: Final = "replay"
 """In place of a shard: its end in the table says that the replay has ended."""
 
 
@@ -321,16 +321,16 @@ class Replaying:
         created them again.
         """
         table = position_sink(sink, plan.name)
-        return table is not None and table.positions([END_MARK]).shards[END_MARK].ended
+        return table is not None and table.positions([END_KEY]).shards[END_KEY].ended
 
     def _note_end(self, plan: ReplayPlan, sink: Any) -> None:
         table = position_sink(sink, plan.name)
         if table is None:
             return
-        found = table.positions([END_MARK])
-        stored = found.shards[END_MARK]
+        found = table.positions([END_KEY])
+        stored = found.shards[END_KEY]
         if found.table_id is not None and not stored.ended:
-            entry = Entry(END_MARK, stored, None, ended=True)
+            entry = Entry(END_KEY, stored, None, ended=True)
             table.commit(found.table_id, NOTHING_WRITTEN, [entry])
 
     def _recorded(self, name: str) -> ReplayRecord | None:

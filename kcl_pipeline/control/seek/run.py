@@ -21,7 +21,7 @@ from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
 from kcl_pipeline.leases.application.control import Control
-from kcl_pipeline.leases.application.identity import ApplicationRecord, marked_streams
+from kcl_pipeline.leases.application.identity import ApplicationRecord, streams_as_recorded
 from kcl_pipeline.leases.lease.seek import MAX_SEEKS
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.shards import Shard, StreamId
@@ -115,8 +115,8 @@ class Seeking:
         if listing.bad_rows:
             raise SettingsError(f"{listing.bad_rows[0].reason}; repair or delete the row first")
         is_stored = record is not None and (record.identity.sink or "").startswith(_DELTA)
-        marked = any(one.table_mark is not None for one in listing.leases)
-        if (is_stored or marked) and self._sink is None:
+        has_mark = any(one.table_mark is not None for one in listing.leases)
+        if (is_stored or has_mark) and self._sink is None:
             raise SettingsError(
                 f"the table of the sink stores the positions of {self._app.name!r}, and a worker "
                 "continues after them; write --pipeline instead of --application"
@@ -274,7 +274,7 @@ class Seeking:
                 f"{printable(self._stream or '')}"
             )
         streams = tuple(resolve(one.arn, multi_stream=multi_stream) for one in wanted)
-        return marked_streams(replace(identity, streams=tuple(wanted)), streams)
+        return streams_as_recorded(replace(identity, streams=tuple(wanted)), streams)
 
 
 def _entry(change: PositionChange, plan: SeekPlan) -> Entry:
@@ -286,5 +286,5 @@ def _entry(change: PositionChange, plan: SeekPlan) -> Entry:
 
 def _is_of(lease: Lease, stream: StreamId) -> bool:
     if stream.creation_epoch is None:
-        return lease.stream is None and lease.stream_mark == stream.lease_mark
+        return lease.stream is None and lease.recreated_millis == stream.recreated_millis
     return lease.stream == stream.serialized

@@ -218,21 +218,21 @@ class Streams:
             AwsError: See `look`.
         """
         stream = self.look(name_or_arn)
-        marked = self._marked(stream)
-        if marked is None:
+        recorded = self._as_recorded(stream)
+        if recorded is None:
             raise StreamReplacedError(
                 f"the stream {stream.name} was deleted and created again; the next cycle begins "
                 "the new one",
                 code="StreamReplaced",
                 operation="DescribeStreamSummary",
             )
-        return marked
+        return recorded
 
-    def _marked(self, stream: StreamId) -> StreamId | None:
-        """Return the stream with the mark of its leases; None if it is not the recorded one."""
+    def _as_recorded(self, stream: StreamId) -> StreamId | None:
+        """Return the stream with `recreated_millis`; None if it is not the recorded one."""
         if self._settings.is_multi_stream or not self._recorded:
             return stream
-        return self._recorded[0].marked(stream)
+        return self._recorded[0].as_recorded(stream)
 
     def refresh(self) -> bool:
         """Describe the configured streams that are due; return whether there was one.
@@ -334,7 +334,9 @@ class Streams:
     def known(self) -> tuple[StreamId, ...]:
         """Return the streams that are resolved, in the order of `names`."""
         streams = (self._known[name].stream for name in self.names() if name in self._known)
-        return tuple(found for stream in streams if (found := self._marked(stream)) is not None)
+        return tuple(
+            found for stream in streams if (found := self._as_recorded(stream)) is not None
+        )
 
     def unavailable(self) -> tuple[UnavailableStream, ...]:
         """Return the streams whose last attempt failed, in the order of `names`."""

@@ -44,7 +44,7 @@ def initial_leases(
         ShardSyncError: The shards do not cover all hash keys, because of a reshard.
     """
     position = settings.initial_position_in_stream
-    if position == "LATEST" and stream.lease_mark is not None:
+    if position == "LATEST" and stream.recreated_millis is not None:
         # The application followed the former stream. All records of this one are new to it.
         position = "TRIM_HORIZON"
     shards = kinesis.list_shards(stream, initial_filter(position), settings.initial_timestamp)

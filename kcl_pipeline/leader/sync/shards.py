@@ -172,15 +172,15 @@ class ShardSync:
                 "first"
             )
             for lease in existing
-            if lease.stream_mark is not None and not self._has_mark(lease)
+            if lease.recreated_millis is not None and not self._is_of_stream(lease)
         }
 
-    def _has_mark(self, lease: Lease) -> bool:
+    def _is_of_stream(self, lease: Lease) -> bool:
         try:
             row = self._table.get(lease.lease_key)
         except (AwsError, ValueError):
             return False
-        return row is not None and row.stream_mark == lease.stream_mark
+        return row is not None and row.recreated_millis == lease.recreated_millis
 
     def _note_created(
         self, context: CycleContext, stream: StreamId, created: Iterable[Lease], reason: str

@@ -316,13 +316,13 @@ def with_recorded(
     return replace(identity, streams=(*identity.streams, *added))
 
 
-def marked_streams(
+def streams_as_recorded(
     identity: ApplicationIdentity, streams: Sequence[StreamId]
 ) -> tuple[StreamId, ...]:
-    """Return the streams of a start with the marks of their leases."""
+    """Return the streams of a start with `recreated_millis`."""
     if identity.mode == "multi_stream":
         return tuple(streams)
-    return tuple(identity.streams[0].marked(stream) or stream for stream in streams)
+    return tuple(identity.streams[0].as_recorded(stream) or stream for stream in streams)
 
 
 def contradiction(

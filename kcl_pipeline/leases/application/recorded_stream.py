@@ -27,7 +27,8 @@ class RecordedStream:
         arn: ARN of the stream, or its name if the service does not return an ARN.
         created_millis: Creation time in epoch milliseconds. None: unknown.
         renewed: Whether the application read a former stream with this name before. Then the leases
-            of this stream have a mark (`StreamId.lease_mark`), and all others are deleted.
+            of this stream have its creation time (`StreamId.recreated_millis`), and all others are
+            deleted.
         initial_position: Where the leases of one of several streams begin. Processes that do not
             name the stream use it. None: unknown.
         initial_millis: The time of AT_TIMESTAMP, epoch milliseconds.
@@ -82,15 +83,15 @@ class RecordedStream:
         known = self.created_millis is not None and other.created_millis is not None
         return self.arn == other.arn and not (known and self.created_millis != other.created_millis)
 
-    def marked(self, stream: StreamId) -> StreamId | None:
-        """Return this stream, as it was resolved, with the mark of its leases.
+    def as_recorded(self, stream: StreamId) -> StreamId | None:
+        """Return this stream, as it was resolved, with `recreated_millis`.
 
         Returns:
             None if another stream has the name now.
         """
         if not self.is_same(RecordedStream.of(stream)):
             return None
-        return replace(stream, lease_mark=self.created_millis if self.renewed else None)
+        return replace(stream, recreated_millis=self.created_millis if self.renewed else None)
 
     def __str__(self) -> str:
         if self.created_millis is None:

@@ -84,7 +84,7 @@ class LeaseCreation:
         unfinished: list[Condition] = [
             Present(rows.LEASE_KEY),
             Differs(rows.CHECKPOINT, string(SHARD_END.sequence_number)),
-            mark_condition(lease),
+            recreated_condition(lease),
         ]
         children = string_set(successor.shard_id for successor in successors)
         parent = Update(lease.lease_key, unfinished, Changes({rows.CHILDREN: children}))
@@ -120,15 +120,15 @@ def checkpoint_conditions(lease: Lease) -> list[Condition]:
     return [
         Equals(rows.CHECKPOINT, attributes[rows.CHECKPOINT]),
         sub_condition(rows.CHECKPOINT_SUB, attributes[rows.CHECKPOINT_SUB]),
-        mark_condition(lease),
+        recreated_condition(lease),
     ]
 
 
-def mark_condition(lease: Lease) -> Condition:
+def recreated_condition(lease: Lease) -> Condition:
     """Return the condition that the row is of the stream of `lease`, and not of a later one.
 
     A single stream that was created again has the same lease keys.
     """
-    if lease.stream_mark is None:
+    if lease.recreated_millis is None:
         return Absent(rows.STREAM_CREATED)
-    return Equals(rows.STREAM_CREATED, number(lease.stream_mark))
+    return Equals(rows.STREAM_CREATED, number(lease.recreated_millis))

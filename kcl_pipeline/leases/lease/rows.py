@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease import serialization as rows
-from kcl_pipeline.leases.lease.creation import checkpoint_conditions, mark_condition
+from kcl_pipeline.leases.lease.creation import checkpoint_conditions, recreated_condition
 from kcl_pipeline.leases.lease.seek import LeasePositions
 from kcl_pipeline.leases.lease.serialization import (
     is_lease,
@@ -134,7 +134,7 @@ class LeaseRows(LeasePositions):
         }
         conditions: list[Condition] = [
             Equals(rows.COUNTER, number(lease.counter)),
-            mark_condition(lease),
+            recreated_condition(lease),
             *_actual_owner_of(lease),
         ]
         changes = Changes(put)

@@ -164,7 +164,7 @@ def stream_attributes(lease: Lease) -> Item:
 
 def lease_to_item(lease: Lease) -> Item:
     """Return the complete row of a lease, as it is put when the lease is created."""
-    numbers = {STREAM_CREATED: lease.stream_mark, INITIAL_TIMESTAMP: lease.initial_millis}
+    numbers = {STREAM_CREATED: lease.recreated_millis, INITIAL_TIMESTAMP: lease.initial_millis}
     owners = {OWNER: lease.owner, CHECKPOINT_OWNER: lease.checkpoint_owner}
     parents = lease.parent_shard_ids
     return {
@@ -222,7 +222,7 @@ def lease_from_item(item: Item) -> Lease:
             hash_key_range=_hash_range(item),
             throughput_kbps=float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
             stream=stream,
-            stream_mark=int_of(item, STREAM_CREATED),
+            recreated_millis=int_of(item, STREAM_CREATED),
             read_up_to_millis=int_of(item, READ_UP_TO),
             initial_millis=int_of(item, INITIAL_TIMESTAMP, most=MAX_MILLIS),
             table_mark=_table_mark(item),

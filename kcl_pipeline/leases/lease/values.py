@@ -29,8 +29,8 @@ class Lease:
         hash_key_range: The hash keys of the shard.
         throughput_kbps: Moving average in KiB/s.
         stream: Stream of a multi-stream lease (`account:name:epoch`).
-        stream_mark: Creation time in epoch milliseconds of a single stream that was deleted and
-            created again under this application (our own attribute `kclpStreamCreated` N, which
+        recreated_millis: Creation time in epoch milliseconds of a single stream that was deleted
+            and created again under this application (our own attribute `kclpStreamCreated` N, which
             Java readers ignore). None: the stream that the application began with.
         read_up_to_millis: All records of the shard that arrived by this time are in the table (our
             own attribute `kclpReadUpTo` N, epoch milliseconds, which Java readers ignore). None:
@@ -57,19 +57,21 @@ class Lease:
     hash_key_range: HashKeyRange | None = None
     throughput_kbps: float | None = None
     stream: str | None = None
-    stream_mark: int | None = None
+    recreated_millis: int | None = None
     read_up_to_millis: int | None = None
     initial_millis: int | None = None
     table_mark: Position | None = None
 
     @property
     def unique_key(self) -> str:
-        """The lease key, with the mark of a stream that was created again.
+        """The lease key, with the recreation time of a stream that was created again.
 
         The shards of such a stream have the same ids as those of the former stream.
         """
         return (
-            self.lease_key if self.stream_mark is None else f"{self.lease_key}@{self.stream_mark}"
+            self.lease_key
+            if self.recreated_millis is None
+            else f"{self.lease_key}@{self.recreated_millis}"
         )
 
     @property

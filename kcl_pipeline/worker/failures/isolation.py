@@ -126,7 +126,7 @@ class Isolation:
         return piece.length >= _WORTH_A_SAMPLE and 0 < share < 1
 
     def _look_at_samples(self, pieces: Sequence[_Piece]) -> None:
-        """Mark shards whose sample shows that more records fail than allowed."""
+        """Note the shards whose sample shows that more records fail than allowed."""
         singles = [
             _Piece(piece.shard, row, 1)
             for piece in pieces

@@ -78,8 +78,10 @@ class DrainedStream:
         """Return whether the lease is of this stream, and not of another one of its name."""
         stream = self._stream
         if lease.stream is None or stream.creation_epoch is None:
-            has_own_mark = stream.created_millis in (None, lease.stream_mark)
-            return lease.stream is None and (lease.stream_mark == stream.lease_mark or has_own_mark)
+            is_of_this_stream = stream.created_millis in (None, lease.recreated_millis)
+            return lease.stream is None and (
+                lease.recreated_millis == stream.recreated_millis or is_of_this_stream
+            )
         return lease.stream == stream.serialized
 
     def has_row(self, lease_key: str) -> bool:
@@ -108,7 +110,9 @@ class DrainedStream:
         """Return whether the lease is of a later stream of the same name."""
         stream = self._stream
         if lease.stream is None or stream.creation_epoch is None:
-            return lease.stream is None and (lease.stream_mark or 0) > (stream.created_millis or 0)
+            return lease.stream is None and (lease.recreated_millis or 0) > (
+                stream.created_millis or 0
+            )
         other = StreamId.parse(lease.stream)
         is_same_name = (other.account, other.name) == (stream.account, stream.name)
         return is_same_name and (other.creation_epoch or 0) > stream.creation_epoch

@@ -266,11 +266,11 @@ class Lifecycle:
         Raises:
             ShardSyncError: There is such a row. Try again later.
         """
-        if lease.stream_mark is None:
+        if lease.recreated_millis is None:
             return
         for child in children:
             row = self._dependencies.lease_table.get(lease.key_of_sibling(child.shard_id))
-            if row is not None and row.stream_mark != lease.stream_mark:
+            if row is not None and row.recreated_millis != lease.recreated_millis:
                 raise ShardSyncError(
                     f"{row.lease_key} is still the key of a lease of the former stream; the leader "
                     f"deletes that, then the child of {lease.lease_key} gets it"

@@ -54,19 +54,19 @@ class LeaseStreams:
     def of(self, lease: Lease) -> StreamId | None:
         """Return the stream of a lease; None if it has the other form, or is of a former stream."""
         if lease.stream is None:
-            return self._renewed(lease.stream_mark)
+            return self._renewed(lease.recreated_millis)
         if None in self._known:
             return None
         return self._labelled(self._known.get(lease.stream) or self._parsed(lease.stream))
 
-    def _renewed(self, mark: int | None) -> StreamId | None:
+    def _renewed(self, recreated_millis: int | None) -> StreamId | None:
         """Return the single stream, also if it was created again after the start of the worker."""
         known = self._known.get(None)
-        if known is None or known.lease_mark == mark:
+        if known is None or known.recreated_millis == recreated_millis:
             return known
-        if (mark or 0) < (known.lease_mark or 0):
+        if (recreated_millis or 0) < (known.recreated_millis or 0):
             return None
-        return replace(known, created_millis=mark, lease_mark=mark)
+        return replace(known, created_millis=recreated_millis, recreated_millis=recreated_millis)
 
     def _parsed(self, serialized: str) -> StreamId:
         stream = StreamId.parse(serialized)

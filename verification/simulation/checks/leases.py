@@ -301,8 +301,8 @@ class LeaseChecks:
 
     def _rows_of(self, generation: Generation) -> list[Lease]:
         """The leases of a stream."""
-        wanted = (generation.prefix, generation.mark)
-        return [row for row in self._rows.values() if (row.stream, row.stream_mark) == wanted]
+        wanted = (generation.prefix, generation.recreated_millis)
+        return [row for row in self._rows.values() if (row.stream, row.recreated_millis) == wanted]
 
     def uncovered(self) -> list[str]:
         """The streams whose leases do not cover all hash keys."""
@@ -321,7 +321,7 @@ class LeaseChecks:
         """
         self._excuses.update(keys)
         rows = (self._rows.get(key) for key in keys)
-        self._excuses.update(_name(row) for row in rows if row is not None and row.stream_mark)
+        self._excuses.update(_name(row) for row in rows if row is not None and row.recreated_millis)
 
     def excuse_worker(self, worker_id: str) -> None:
         """Call `excuse` for all leases that a worker owns."""

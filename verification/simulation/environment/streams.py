@@ -51,8 +51,8 @@ class Generation:
         return f"{stream.account}:{stream.name}:{epoch}" if self.is_multi else None
 
     @property
-    def mark(self) -> int | None:
-        """The attribute `stream_mark` of its leases."""
+    def recreated_millis(self) -> int | None:
+        """The attribute `recreated_millis` of its leases."""
         return None if self.is_multi or self.number == 1 else self.stream.created_millis
 
     def lease_key(self, shard_id: str) -> str:
@@ -64,8 +64,8 @@ class Generation:
 
         See `Lease.unique_key`.
         """
-        mark = self.mark
-        return self.lease_key(shard_id) if mark is None else f"{shard_id}@{mark}"
+        time = self.recreated_millis
+        return self.lease_key(shard_id) if time is None else f"{shard_id}@{time}"
 
     def has_column(self, column: str) -> bool:
         """Whether records of this stream may have this value in the column `stream`.
@@ -112,7 +112,7 @@ class Streams:
         number = 1 + sum(one.ref == ref for one in self.all)
         made = Generation(ref, number, model.stream(name), self._is_multi)
         self.all.append(made)
-        self.current[ref] = self._of_leases[made.prefix, made.mark] = made
+        self.current[ref] = self._of_leases[made.prefix, made.recreated_millis] = made
         return made
 
     def delete(self, ref: str) -> Generation:
@@ -131,12 +131,12 @@ class Streams:
 
     def of(self, lease: Lease) -> Generation | None:
         """The stream of a lease; None if no stream ever had this identity."""
-        return self._of_leases.get((lease.stream, lease.stream_mark))
+        return self._of_leases.get((lease.stream, lease.recreated_millis))
 
     def of_name(self, lease_name: str) -> Generation | None:
         """The stream of a lease's name."""
-        key, _, mark = lease_name.partition("@")
-        return self._of_leases.get((key.rpartition(":")[0] or None, int(mark) if mark else None))
+        key, _, time = lease_name.partition("@")
+        return self._of_leases.get((key.rpartition(":")[0] or None, int(time) if time else None))
 
     def settled(self, generation: Generation) -> Stream:
         """The stream in the model, with due changes applied."""

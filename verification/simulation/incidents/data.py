@@ -224,7 +224,8 @@ class DataIncidents:
         """Delete all three tables, in a fleet that stores positions.
 
         This does not happen while a process starts that reads other streams: it could record them.
-        Nor does it after a single stream was deleted: its next leases could have no mark then.
+        Nor does it after a single stream was deleted: its next leases could have no recreation time
+        then.
         """
         world = self.world
         starting = any(
@@ -233,7 +234,7 @@ class DataIncidents:
         )
         current = world.streams.current.values()
         is_replaced = len(world.configured) == 1 and (
-            not current or any(one.mark is not None for one in current)
+            not current or any(one.recreated_millis is not None for one in current)
         )
         if not world.scenario.stores_positions or starting or is_replaced:
             return
