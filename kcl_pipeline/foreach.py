@@ -313,6 +313,6 @@ class ForeachArrow(FunctionCalls[pa.Table]):
         file = self.keep(batch, rows, rows.num_rows, holds)
         return Written((file,), rows.schema, rows.num_rows, rejected)
 
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
-        return probe_arrow_transform(self._transform, parts, split_rejected)
+        return probe_arrow_transform(self._transform, slices, split_rejected)

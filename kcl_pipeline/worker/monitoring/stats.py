@@ -93,7 +93,7 @@ class WorkerStats:
         )
         for period in (self._period, self._life):
             period.latencies.extend(waits)
-        if done.version is not None and self._parts.sink.stores_positions:
+        if done.version is not None and self._dependencies.sink.stores_positions:
             self.table_version = done.version
         self._recent.note(written_millis + sum(done.milliseconds.values()), waits)
         self._dependencies.events(
