@@ -14,7 +14,7 @@ from pathlib import Path
 
 PRODUCT = Path(__file__).parent.parent / "kcl_pipeline"
 FORBIDDEN = frozenset({"one", "found", "own", "seen", "wanted", "parts"})
-UNFINISHED = ("delta", "orchestration", "sinks", "spark")
+UNFINISHED: tuple[str, ...] = ()
 """Packages of the product that are not checked for `FORBIDDEN` yet. The list only shrinks."""
 
 

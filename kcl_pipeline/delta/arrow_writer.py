@@ -94,12 +94,12 @@ class ArrowBatchWriter:
         schema = pa.schema([*typed, *untyped(output.schema, table.schema)])
         return Written(files, schema, table.num_rows, rejected)
 
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
         columns = self._columns()
         return probe_arrow_transform(
             self._transform,
-            parts,
+            slices,
             lambda output: columns.convert(split_rejected(output)[0], alone=True),
         )
 

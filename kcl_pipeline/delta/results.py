@@ -278,7 +278,7 @@ def written_type(table: pa.DataType) -> pa.DataType | None:
     return _Fit(alone=True).column("", table, pa.field("", table))
 
 
-def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _widens(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether each value of a type is checked, or exact, in another one.
 
     A type that is inferred from the values of a batch depends on them: whole numbers become
@@ -286,10 +286,10 @@ def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
     """
     is_int = pa.types.is_integer
     return bool(
-        (is_int(found) and is_int(wanted) and found.bit_width < wanted.bit_width)
-        or (is_int(found) and pa.types.is_floating(wanted))
-        or (pa.types.is_float32(found) and pa.types.is_float64(wanted))
-        or (pa.types.is_decimal(found) and pa.types.is_decimal(wanted))
+        (is_int(source) and is_int(target) and source.bit_width < target.bit_width)
+        or (is_int(source) and pa.types.is_floating(target))
+        or (pa.types.is_float32(source) and pa.types.is_float64(target))
+        or (pa.types.is_decimal(source) and pa.types.is_decimal(target))
     )
 
 

@@ -195,9 +195,9 @@ def _stored(values: _Stored) -> StoredPosition:
     return StoredPosition(values.number, position, values.ended)
 
 
-def _entry(one: _Entry) -> Entry:
-    becomes = _stored(one.becomes)
-    entry = Entry(one.key, _stored(one.expected), becomes.position, becomes.ended)
+def _entry(announced: _Entry) -> Entry:
+    becomes = _stored(announced.becomes)
+    entry = Entry(announced.key, _stored(announced.expected), becomes.position, becomes.ended)
     if entry.becomes != becomes:
         raise AnnouncementError("a position does not follow the expected one")
     return entry
@@ -250,15 +250,17 @@ class AnnouncementStore:
         for name in names:
             self._reject(name, reason)
 
-    def piggybacked(self, head: Head, own: PreparedBatch, log: Log) -> tuple[PreparedBatch, ...]:
-        """Announced batches that can be committed after `head` together with `own`.
+    def piggybacked(
+        self, head: Head, prepared: PreparedBatch, log: Log
+    ) -> tuple[PreparedBatch, ...]:
+        """Announced batches that can be committed after `head` together with `prepared`.
 
         Their expected positions match exactly, no shard occurs twice, and their files exist. An
         announcement that was read before the previous call and does not match now can never be
         committed, and is deleted: it was read before the log, so it cannot be newer.
         """
         before = set(self._known)
-        self._read(skip=own.name)
+        self._read(skip=prepared.name)
         matching: list[PreparedBatch] = []
         finished: list[PreparedBatch] = []
         for batch, _ in self._known.values():
@@ -268,7 +270,7 @@ class AnnouncementStore:
             matching.append(batch)
         self.remove(finished)
         self._check(matching[:MAX_PIGGYBACKED], log)
-        taken, items = set(own.keys), 0
+        taken, items = set(prepared.keys), 0
         found: list[PreparedBatch] = []
         for batch in matching[:MAX_PIGGYBACKED]:
             if batch.name not in self._sound:
@@ -344,12 +346,12 @@ class AnnouncementStore:
                 self._reject(stored.path, f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
         return selected
 
-    def _add(self, path: str, found: bytes | OSError) -> None:
+    def _add(self, path: str, content: bytes | OSError) -> None:
         """Keep an announcement that was read, or reject it."""
         try:
-            if isinstance(found, OSError):
-                raise found
-            self._known[path] = decoded(found, path), len(found)
+            if isinstance(content, OSError):
+                raise content
+            self._known[path] = decoded(content, path), len(content)
         except (AnnouncementError, UnsafeObjectError) as error:
             self._reject(path, _line(error))
         except OSError as error:  # deleted since it was listed, or cannot be read now

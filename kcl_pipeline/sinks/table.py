@@ -139,10 +139,10 @@ class TableSink:
     def _named(self, key: str) -> str:
         return f"{self._application}/{key}"
 
-    def _commit(self, own: _Commit) -> CommitOutcome:
+    def _commit(self, commit: _Commit) -> CommitOutcome:
         """Attempt the commit until it has landed or is refused."""
         # A commit that was repeated, or landed by another writer, is often known without a read.
-        decided = self._decided(self._log.peek() or self._read(), own.batch)
+        decided = self._decided(self._log.peek() or self._read(), commit.batch)
         attempts = iter(range(MAX_ATTEMPTS))
         while decided is None:
             attempt = next(attempts, None)
@@ -150,28 +150,28 @@ class TableSink:
                 raise SinkError(
                     f"{self._log.name}: {MAX_ATTEMPTS} attempts to commit lost to other writers"
                 )
-            decided = self._round(own)
-            if decided is None and own.is_alone and not own.suspects:
+            decided = self._round(commit)
+            if decided is None and commit.is_alone and not commit.suspects:
                 self._back_off(attempt)
         if self._announcements is not None:
-            self._announcements.remove([own.batch])
+            self._announcements.remove([commit.batch])
         return decided
 
-    def _round(self, own: _Commit) -> CommitOutcome | None:
+    def _round(self, commit: _Commit) -> CommitOutcome | None:
         """Compare the entries with the end of the log, and make an attempt if all fit."""
-        if self._pace.contended and not own.is_alone:
-            decided = self._wait_for_others(own)
+        if self._pace.contended and not commit.is_alone:
+            decided = self._wait_for_others(commit)
             if decided is not None:
                 return decided
         head = self._read()
-        decided = self._decided(head, own.batch)
+        decided = self._decided(head, commit.batch)
         if decided is not None:
             return decided
-        if own.schema is not None and self._log.ensure(own.schema):
+        if commit.schema is not None and self._log.ensure(commit.schema):
             return None  # It has added columns, which is a version of its own.
-        return self._attempt(head, own)
+        return self._attempt(head, commit)
 
-    def _attempt(self, head: Head, own: _Commit) -> CommitOutcome | None:
+    def _attempt(self, head: Head, commit: _Commit) -> CommitOutcome | None:
         """Make one attempt to add the batch after `head`, with announced ones if it is announced.
 
         Returns:
@@ -183,28 +183,28 @@ class TableSink:
         """
         others: tuple[PreparedBatch, ...] = ()
         store = self._announcements
-        batches: tuple[PreparedBatch, ...] = (own.batch,)
+        batches: tuple[PreparedBatch, ...] = (commit.batch,)
         version = head.version
         try:
             with self._pace.attempt():
-                if store is not None and own.batch.name and not own.suspects:
-                    others = store.piggybacked(head, own.batch, self._log)
-                    batches = (own.batch, *others)
+                if store is not None and commit.batch.name and not commit.suspects:
+                    others = store.piggybacked(head, commit.batch, self._log)
+                    batches = (commit.batch, *others)
                 self._log.add(head, *combined(batches))
         except Exception:
             now = self._read()
-            decided = self._decided(now, own.batch)
+            decided = self._decided(now, commit.batch)
             if decided is None and now.version == version:
                 if not others:
                     raise
-                own.suspects = others  # The next attempt is without them.
+                commit.suspects = others  # The next attempt is without them.
                 return None
-            own.suspects = ()
+            commit.suspects = ()
             self._pace.lost(len(batches))
             return decided
         if store is not None:
             store.remove(batches)
-            store.reject((one.name for one in own.suspects), _SUSPECT)
+            store.reject((one.name for one in commit.suspects), _SUSPECT)
         self._pace.landed(len(batches))
         try:
             self._log.upkeep(version + 1)
@@ -212,24 +212,24 @@ class TableSink:
             _LOG.warning("upkeep of %s failed: %s", self._log.name, error)
         return CommitOutcome(version + 1)
 
-    def _wait_for_others(self, own: _Commit) -> CommitOutcome | None:
+    def _wait_for_others(self, commit: _Commit) -> CommitOutcome | None:
         """Announce the batch, and wait a short time for another writer to commit it."""
-        if not own.batch.name and self._announcements is not None:
-            if own.schema is not None:
-                self._log.ensure(own.schema)
+        if not commit.batch.name and self._announcements is not None:
+            if commit.schema is not None:
+                self._log.ensure(commit.schema)
             head = self._read()
-            own.batch = self._announcements.announce(own.batch, head, self._log)
-            own.is_alone = not own.batch.name
+            commit.batch = self._announcements.announce(commit.batch, head, self._log)
+            commit.is_alone = not commit.batch.name
         seen = -1
         for _ in self._pace.polls():
             head = self._log.peek() or self._read()
             if head.version == seen:
                 continue
             seen = head.version
-            decided = self._decided(head, own.batch)
+            decided = self._decided(head, commit.batch)
             if decided is not None:
                 if decided.version is not None and head.changed:
-                    self._pace.landed(head.changed / len(own.batch.entries))
+                    self._pace.landed(head.changed / len(commit.batch.entries))
                 return decided
         return None
 

@@ -249,15 +249,15 @@ def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, 
     return [tuple(fetches[number::count]) for number in range(count)]
 
 
-def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> RangesWritten:
+def joined(shards: tuple[FetchedShard, ...], results: Sequence[Written]) -> RangesWritten:
     """Combine the results of the tasks.
 
     It is a failure if the tables differ in more than nullability. Tables without rows are not
     compared.
     """
-    rejected = [part.rejected for part in parts if part.rejected is not None]
+    rejected = [part.rejected for part in results if part.rejected is not None]
     all_rejected = pa.concat_tables(rejected) if rejected else None
-    with_schema = [(part, part.schema) for part in parts if part.schema is not None]
+    with_schema = [(part, part.schema) for part in results if part.schema is not None]
     if not with_schema:
         return RangesWritten(shards, replace(NOTHING_WRITTEN, rejected=all_rejected))
     schemas = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
@@ -275,23 +275,23 @@ def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> Ranges
     return RangesWritten(
         shards,
         Written(
-            tuple(file for part in parts for file in part.files),
+            tuple(file for part in results for file in part.files),
             schema,
-            sum(part.rows for part in parts),
+            sum(part.rows for part in results),
             all_rejected,
         ),
     )
 
 
-def _both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
+def _both(first: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     """Return the common schema of two tables; None when they differ in more than nullability.
 
     If a column of one table has the null type, it gets the type of the other table.
     """
-    if sorted(one.names) != sorted(other.names):
+    if sorted(first.names) != sorted(other.names):
         return None
     fields = []
-    for field, same in zip(one, map(other.field, one.names), strict=True):
+    for field, same in zip(first, map(other.field, first.names), strict=True):
         nullable = field.nullable or same.nullable
         if pa.types.is_null(field.type) or field.type == same.type:
             fields.append(same.with_nullable(nullable))

@@ -60,9 +60,9 @@ class ForeachBatch(FunctionCalls[DataFrame]):
             return Written((), schema, 0, rejected)
         return Written((self.keep(batch, kept, rows, holds),), schema, rows, rejected)
 
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
-        return self._probe.errors(parts)
+        return self._probe.errors(slices)
 
 
 def _split(frame: DataFrame, marked: RejectedColumns) -> tuple[DataFrame, pa.Table | None]:

@@ -115,7 +115,7 @@ class SparkBatchWriter:
         return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
 
     def write_frame(
-        self, frame: DataFrame, batch_id: str, records: int | None, parts: int | None
+        self, frame: DataFrame, batch_id: str, records: int | None, most_files: int | None
     ) -> Written:
         """Like `write`, for records that are in Spark already.
 
@@ -123,14 +123,14 @@ class SparkBatchWriter:
             frame: The records.
             batch_id: Name of the batch.
             records: Number of records, if it is known.
-            parts: Most files; None for one per partition.
+            most_files: Most files; None for one per partition.
         """
         output = transformed(frame, self._transform, records)
         columns = self._columns()
         output, for_table = _fitting(output, columns)
         schema = columns.fitted(for_table)
         try:
-            files, rejected = self._write_files(output, columns, parts, batch_id)
+            files, rejected = self._write_files(output, columns, most_files, batch_id)
         except KclError:
             raise
         except OSError as error:
@@ -141,7 +141,7 @@ class SparkBatchWriter:
         written = pa.schema([*schema, *untyped(for_table, schema)])
         return Written(files, written if rows else None, rows, rejected)
 
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
         columns = self._columns()
 
@@ -153,23 +153,23 @@ class SparkBatchWriter:
 
         # Made for the call: as an attribute it would refer back to this writer, whose memory files
         # would then stay open until a collection of cycles.
-        return SparkProbe(self._session, fitting, check).errors(parts)
+        return SparkProbe(self._session, fitting, check).errors(slices)
 
     def _write_files(
-        self, frame: DataFrame, columns: TableColumns, parts: int | None, batch_id: str
+        self, frame: DataFrame, columns: TableColumns, most_files: int | None, batch_id: str
     ) -> _Files:
         millis = int(self._clock.wall() * 1000)
         # A job of an executor fetch reads in the tasks. On a cluster this needs no event.
-        if parts is not None or can_share_memory(self._session):
+        if most_files is not None or can_share_memory(self._session):
             with self._folder(batch_id) as folder:
                 found = self._results.each(
-                    frame, parts, partial(self._write_partition, columns, folder, millis)
+                    frame, most_files, partial(self._write_partition, columns, folder, millis)
                 )
                 if found is not None:
                     return _joined(found)
                 self._remove(folder)
-        if parts is not None:
-            frame = frame.coalesce(max(parts, 1))
+        if most_files is not None:
+            frame = frame.coalesce(max(most_files, 1))
         # A new folder: tasks of the failed job may still write to theirs.
         with self._folder(batch_id) as folder:
             return FileTask(self._root, self._options, folder, columns, millis).run_on(frame)
@@ -296,7 +296,7 @@ def transformed(
     return result
 
 
-def _joined(parts: Sequence[_Files]) -> _Files:
-    rejected = [rows for _, rows in parts if rows is not None]
-    files = tuple(file for some, _ in parts for file in some)
+def _joined(results: Sequence[_Files]) -> _Files:
+    rejected = [rows for _, rows in results if rows is not None]
+    files = tuple(file for some, _ in results for file in some)
     return files, pa.concat_tables(rejected) if rejected else None

@@ -2,7 +2,7 @@
 
 `mark_replayed` marks the records of a time, a lease or a batch. `mark_records` marks exactly the
 rows that a replay has read. The table may be large: counting reads two columns. Marking rewrites
-the files with marked rows, so a worker that repeats a batch from before the mark does not recognise
+the files with marked rows, so a worker that repeats a batch from before does not recognise
 its records there.
 """
 
@@ -122,9 +122,9 @@ def mark_replayed(
     if batch_id is not None:
         conditions.append(f"batch_id = {sql_text(batch_id)}")
 
-    def mark(found: DeltaTable) -> int:
+    def mark(table: DeltaTable) -> int:
         time = {"replayed_at": sql_time(replayed_at)}
-        return int(found.update(time, predicate=" AND ".join(conditions))["num_updated_rows"])
+        return int(table.update(time, predicate=" AND ".join(conditions))["num_updated_rows"])
 
     return _marked(uri, storage_options, mark)
 
@@ -155,13 +155,13 @@ def mark_records(
     source = names.group_by(list(NAMED)).aggregate([]).select(list(NAMED))
     source = source.append_column("replayed_at", pa.repeat(time, source.num_rows))
 
-    def mark(found: DeltaTable) -> int:
+    def mark(table: DeltaTable) -> int:
         (
-            found.merge(source, _SAME, source_alias="s", target_alias="t")
+            table.merge(source, _SAME, source_alias="s", target_alias="t")
             .when_matched_update({"replayed_at": "s.replayed_at"})
             .execute()
         )
-        counts = read_rows(found, _MARKED.format(time=sql_time(replayed_at)))
+        counts = read_rows(table, _MARKED.format(time=sql_time(replayed_at)))
         return int(counts["marked"][0].as_py())
 
     return _marked(uri, storage_options, mark)

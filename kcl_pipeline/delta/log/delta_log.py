@@ -98,7 +98,7 @@ class DeltaLog:
         """Counter of possible changes of the table's metadata or protocol."""
         self._opened_at = self._asked_at = -1
         self.read_to = -1
-        self._seen = SeenEntries(self.storage)
+        self._seen_entries = SeenEntries(self.storage)
         self._recent: dict[int, dict[str, int]] = {}
         self.restores = Restores()
         """Each RESTORE since the checkpoint that the table was opened at, as far as it was read."""
@@ -374,13 +374,13 @@ class DeltaLog:
         except TableNotFoundError:
             return False
         self._opened_at = self.read_to = self._asked_at = self.version
-        self._seen.begin(self.version)
+        self._seen_entries.begin(self.version)
         return True
 
     def _follow(self) -> bool:
         """Move the handle to the end and read the new entries. False: open the table again."""
         before = self.version
-        if not self._seen.is_same(before):
+        if not self._seen_entries.is_same(before):
             return False
         try:
             self._advance()
@@ -419,7 +419,7 @@ class DeltaLog:
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)
         self.read_to = version
-        self._seen.note(version, entry)
+        self._seen_entries.note(version, entry)
         self._recent[version] = facts.transactions
         self._recent.pop(version - _ENTRIES_KEPT, None)
         if facts.restored_to is not None:

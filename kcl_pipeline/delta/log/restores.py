@@ -38,10 +38,10 @@ class Restores:
     """The newest entries of one log that restored the table."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Restore] = {}
+        self._restores: dict[int, Restore] = {}
 
     def __iter__(self) -> Iterator[Restore]:
-        return iter(tuple(self._found.values()))
+        return iter(tuple(self._restores.values()))
 
     def note(self, version: int, restored_to: str, before: Mapping[str, int | None] | None) -> None:
         """Note an entry, unless it is known.
@@ -52,14 +52,14 @@ class Restores:
             before: The transactions directly before the entry, with their versions; the version
                 None is that of a transaction that was never written. None: they cannot be read.
         """
-        if version not in self._found:
+        if version not in self._restores:
             names = None
             if before is not None:
                 names = frozenset(name for name, number in before.items() if number is not None)
-            self._found[version] = Restore(version, restored_to, names)
-            while len(self._found) > MAX_RESTORES:
-                del self._found[min(self._found)]
+            self._restores[version] = Restore(version, restored_to, names)
+            while len(self._restores) > MAX_RESTORES:
+                del self._restores[min(self._restores)]
 
     def clear(self) -> None:
         """Forget all entries."""
-        self._found.clear()
+        self._restores.clear()

@@ -38,7 +38,9 @@ class _Hint(msgspec.Struct):
     """The file `_last_checkpoint` (Delta protocol, "Last Checkpoint File")."""
 
     version: Annotated[int, msgspec.Meta(ge=0, le=10**18)]
-    parts: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARTS)] | None = None
+    part_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARTS)] | None = msgspec.field(
+        default=None, name="parts"
+    )
 
 
 _HINT: Final = msgspec.json.Decoder(_Hint)
@@ -94,7 +96,7 @@ def _of_checkpoint(storage: Storage, checkpoint: _Hint) -> dict[str, int]:
 
     V2 checkpoints with UUID names are not supported. One with a classic name is read normally.
     """
-    stem, parts = f"_delta_log/{checkpoint.version:020d}.checkpoint", checkpoint.parts or 1
+    stem, parts = f"_delta_log/{checkpoint.version:020d}.checkpoint", checkpoint.part_count or 1
     names = (
         [f"{stem}.parquet"]
         if parts == 1

@@ -115,7 +115,7 @@ class ObjectStorage:
             with self._at(path) as store:
                 return bytes(obstore.get_range(store, path, start=start, end=end))
 
-        return pa.PythonFile(io.BufferedReader(_Parts(size, part), _BUFFER_BYTES), mode="r")
+        return pa.PythonFile(io.BufferedReader(_ObjectFile(size, part), _BUFFER_BYTES), mode="r")
 
     @contextmanager
     def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
@@ -148,7 +148,7 @@ class ObjectStorage:
                 ]
                 if limit is not None and len(found) >= limit:
                     break
-        return sorted(found[:limit], key=lambda one: one.path)
+        return sorted(found[:limit], key=lambda stored: stored.path)
 
     def delete(self, path: str) -> None:  # noqa: D102
         with suppress(FileNotFoundError), self._at(path) as store:
@@ -195,7 +195,7 @@ class ObjectStorage:
             raise OSError(message) from cause_of(error, self._options)
 
 
-class _Parts(io.RawIOBase):
+class _ObjectFile(io.RawIOBase):
     """A file whose parts are read when they are needed."""
 
     def __init__(self, size: int, part: Callable[[int, int], bytes]) -> None:

@@ -80,20 +80,20 @@ class ArrowMemory:
         return self._java is not None
 
     @contextmanager
-    def frame(self, records: pa.Table, parts: int) -> Iterator[DataFrame | None]:
+    def frame(self, records: pa.Table, partitions: int) -> Iterator[DataFrame | None]:
         """The records as a DataFrame that can be read while the context lasts.
 
         It has the schema of `createDataFrame`, including nullability. None: use another way.
 
         Args:
             records: The records of a batch.
-            parts: Number of partitions of about equal length, in order.
+            partitions: Number of partitions of about equal length, in order.
         """
         with ExitStack() as stack:
             frame = None
             if self.prepare():
                 try:
-                    frame = stack.enter_context(self._opened(records, parts))
+                    frame = stack.enter_context(self._opened(records, partitions))
                 except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
                     self.skipped("records", error)
             yield frame
@@ -118,10 +118,10 @@ class ArrowMemory:
         return True
 
     @contextmanager
-    def _opened(self, records: pa.Table, parts: int) -> Iterator[DataFrame]:
+    def _opened(self, records: pa.Table, partitions: int) -> Iterator[DataFrame]:
         if not _TYPES.issuperset(records.schema.types):
             raise UnsuitableSessionError(f"records with the types {records.schema.types}")
-        edges = [records.num_rows * number // parts for number in range(parts + 1)]
+        edges = [records.num_rows * number // partitions for number in range(partitions + 1)]
         chunks = [_chunks(records.slice(begin, end - begin)) for begin, end in pairwise(edges)]
         sizes = [_file_bytes(records.schema, some) for some in chunks]
         if max(sizes) > _MAX_FILE_BYTES:

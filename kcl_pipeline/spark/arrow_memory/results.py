@@ -77,7 +77,7 @@ class ArrowResults:
         return self._java is not None
 
     def each(
-        self, frame: DataFrame, parts: int | None, use: Callable[[int, Pieces], T]
+        self, frame: DataFrame, partitions: int | None, use: Callable[[int, Pieces], T]
     ) -> list[T] | None:
         """Evaluate the frame in one job, and call `use` for each partition that has rows.
 
@@ -85,7 +85,7 @@ class ArrowResults:
 
         Args:
             frame: A result.
-            parts: Most partitions; None for one per core.
+            partitions: Most partitions; None for one per core.
             use: Gets the number of a partition and its rows in pieces.
 
         Returns:
@@ -99,7 +99,7 @@ class ArrowResults:
         if not self.prepare():
             return None
         try:
-            with self._opened(self._most_files if parts is None else parts) as files:
+            with self._opened(self._most_files if partitions is None else partitions) as files:
                 found = self._used(self._evaluated(frame, files), use)
                 files.is_ended = files.writing == 0
                 return found
@@ -116,12 +116,12 @@ class ArrowResults:
                 raise UnsuitableSessionError("Spark does not write the same rows")
 
     @contextmanager
-    def _opened(self, parts: int) -> Iterator[_Files]:
+    def _opened(self, partitions: int) -> Iterator[_Files]:
         token = uuid.uuid4().hex
         folder = str(self._session.sparkContext._temp_dir)  # noqa: SLF001
         with ExitStack() as opened:
             try:
-                memory = self._memory.pool.take("result", [HEADER_BYTES] * parts)
+                memory = self._memory.pool.take("result", [HEADER_BYTES] * partitions)
                 files = _Files(token, memory)
                 # After an error, a task may still write
                 opened.callback(
@@ -129,7 +129,7 @@ class ArrowResults:
                 )
                 for file in memory:
                     file.start(token)
-                for _ in range(parts):
+                for _ in range(partitions):
                     disk = opened.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
                     disk.write(header(token))
                     files.disk.append(disk.fileno())

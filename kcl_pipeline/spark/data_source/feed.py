@@ -42,14 +42,14 @@ class ShardFeed:
     def __init__(
         self,
         kinesis: KinesisClient,
-        wanted: ReadRange,
+        requested: ReadRange,
         rules: ReadRules,
         clock: Clock,
         tip_moment: float | None,
         distribution: RecordDistribution,
     ) -> None:
-        self._watch = StartWatch(kinesis, wanted, rules)
-        self.lease_key = feed_key((wanted.stream.name, wanted.shard_id))
+        self._watch = StartWatch(kinesis, requested, rules)
+        self.lease_key = feed_key((requested.stream.name, requested.shard_id))
         self.millis_behind_latest: int | None = None
         self.ended = False
         self.last_bytes = 0
@@ -59,11 +59,11 @@ class ShardFeed:
         self.fatal: KclError | None = None
         self.read_up_to: tuple[Position, int] | None = None
         self.tip_moment = tip_moment
-        self._about = wanted
+        self._about = requested
         self._rules = rules
         self._clock = clock
         self._reader = open_reader(
-            self._watch, wanted, rules.retrieval, clock, self.lease_key, distribution
+            self._watch, requested, rules.retrieval, clock, self.lease_key, distribution
         )
 
     @property
@@ -139,11 +139,11 @@ class Feeds:
         """The shards that are read."""
         return frozenset(self._feeds)
 
-    def begin(self, key: ShardKey, wanted: ReadRange) -> None:
+    def begin(self, key: ShardKey, requested: ReadRange) -> None:
         """Start to read a shard."""
         feed = ShardFeed(
             self._kinesis,
-            wanted,
+            requested,
             self._rules,
             self._clock,
             self.tip_moment,

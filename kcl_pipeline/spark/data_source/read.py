@@ -121,11 +121,11 @@ class StartWatch:
         full: Whether a limit may have shortened the last response.
     """
 
-    def __init__(self, kinesis: ShardClient, wanted: ReadRange, rules: ReadRules) -> None:
+    def __init__(self, kinesis: ShardClient, requested: ReadRange, rules: ReadRules) -> None:
         self.first: tuple[str, int] | None = None
         self.full = False
         self._kinesis = kinesis
-        self._wanted = wanted
+        self._requested = requested
         self._rules = rules
         self._done = False
 
@@ -139,9 +139,9 @@ class StartWatch:
         timestamp: datetime | None = None,
     ) -> str:
         """See the class. Raises as `ShardClient`."""
-        if iterator_type == "TRIM_HORIZON" and self._wanted.first_sequence_number is not None:
+        if iterator_type == "TRIM_HORIZON" and self._requested.first_sequence_number is not None:
             iterator_type = "AT_SEQUENCE_NUMBER"
-            sequence_number = self._wanted.first_sequence_number
+            sequence_number = self._requested.first_sequence_number
         try:
             return self._kinesis.get_shard_iterator(
                 stream,
@@ -182,7 +182,7 @@ class StartWatch:
         first = self.first
         if self._done or (first is None and not at_tip):
             return
-        start, expected = self._wanted.start, self._wanted.first_sequence_number
+        start, expected = self._requested.start, self._requested.first_sequence_number
         if not start.position.is_sentinel:
             expected = start.position.sequence_number
         elif expected is None and start.read_up_to_millis is None:
@@ -191,7 +191,7 @@ class StartWatch:
         if first is not None and expected is not None and int(first[0]) <= int(expected):
             self._done = True
             return
-        exact = expected is not None and self._wanted.first_sequence_number == expected
+        exact = expected is not None and self._requested.first_sequence_number == expected
         lost = exact or _is_past(start, now_millis if first is None else max(now_millis, first[1]))
         self._done = lost or first is not None
         if lost:
@@ -200,7 +200,9 @@ class StartWatch:
                 if first is None
                 else f"its oldest record is {first[0]}"
             )
-            self._rules.lost(f"records of {self._wanted} have left retention, or may have: {where}")
+            self._rules.lost(
+                f"records of {self._requested} have left retention, or may have: {where}"
+            )
 
 
 def _is_past(start: ShardOffset, now_millis: int) -> bool:
@@ -224,16 +226,16 @@ class SourceReader(ShardReader):
 
 def open_reader(
     kinesis: ShardClient,
-    wanted: ReadRange,
+    requested: ReadRange,
     settings: RetrievalSettings,
     clock: Clock,
     lease_key: str,
     distribution: RecordDistribution,
 ) -> ShardReader:
     """Open a reader at the start of the range."""
-    start = wanted.start
+    start = requested.start
     position = start.position
-    if position.is_sentinel and wanted.first_sequence_number is not None:
+    if position.is_sentinel and requested.first_sequence_number is not None:
         position = TRIM_HORIZON
     timestamp = (
         datetime.fromtimestamp((start.timestamp_millis or 0) / 1000, UTC)
@@ -242,11 +244,11 @@ def open_reader(
     )
     return SourceReader(
         kinesis,
-        wanted.stream,
+        requested.stream,
         lease_key,
-        wanted.shard_id,
+        requested.shard_id,
         position,
-        wanted.hash_key_range,
+        requested.hash_key_range,
         settings,
         clock,
         initial_timestamp=timestamp,
@@ -255,7 +257,7 @@ def open_reader(
 
 
 def read_range(
-    kinesis: KinesisClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
+    kinesis: KinesisClient, requested: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
 ) -> Iterator[pa.Table]:
     """Yield the rows of the range per response, as tables of `RECORD_SCHEMA` with rows.
 
@@ -264,10 +266,10 @@ def read_range(
         ThrottledError: The shard was throttled for `retry_seconds`.
         UnavailableError: The shard did not respond for `retry_seconds`.
     """
-    watch = StartWatch(kinesis, wanted, rules)
+    watch = StartWatch(kinesis, requested, rules)
     distribution = RecordDistribution(kinesis, clock, log_event)
     reader = open_reader(
-        watch, wanted, rules.retrieval, clock, wanted.shard_id, distribution=distribution
+        watch, requested, rules.retrieval, clock, requested.shard_id, distribution=distribution
     )
     pace = Pace(rules.retrieval.idle_time_between_reads_in_millis / 1000, due=clock.monotonic())
     began = clock.monotonic()
@@ -278,17 +280,19 @@ def read_range(
             reader.millis_behind_latest, asked - began, full=watch.full
         )
         watch.check(round(clock.wall() * 1000), at_tip=at_tip)
-        rows = None if chunk is None else _wanted_rows(chunk.records, wanted)
+        rows = None if chunk is None else _requested_rows(chunk.records, requested)
         if rows is not None and rows.num_rows:
             yield rows
-        if wanted.through is not None and reader.position >= wanted.through:
+        if requested.through is not None and reader.position >= requested.through:
             return
-        if at_tip or (chunk is not None and _arrived_after(chunk.records, wanted)):
+        if at_tip or (chunk is not None and _arrived_after(chunk.records, requested)):
             break
-    if wanted.through is not None:
-        rules.lost(f"{wanted} cannot be read again: the shard's last record is {reader.position}")
+    if requested.through is not None:
+        rules.lost(
+            f"{requested} cannot be read again: the shard's last record is {reader.position}"
+        )
     elif reader.ended and chunk is not None and chunk.shard_end == ():
-        rules.lost(f"{wanted} cannot be read: the shard does not exist any more")
+        rules.lost(f"{requested} cannot be read: the shard does not exist any more")
 
 
 def reached(behind_millis: int | None, elapsed_seconds: float, *, full: bool) -> bool:
@@ -321,23 +325,23 @@ def _read_with_retries(
         return chunk
 
 
-def _wanted_rows(records: pa.Table, wanted: ReadRange) -> pa.Table:
-    if wanted.through is not None:
-        records = up_to_position(records, wanted.through)
+def _requested_rows(records: pa.Table, requested: ReadRange) -> pa.Table:
+    if requested.through is not None:
+        records = up_to_position(records, requested.through)
     # A record belongs to the range by its own arrival time. Kinesis does not promise that these
     # times increase.
-    if wanted.from_millis is not None:
-        records = records.filter(pc.greater_equal(_arrivals(records), wanted.from_millis * 1000))
-    if wanted.before_millis is not None:
-        records = records.filter(pc.less(_arrivals(records), wanted.before_millis * 1000))
+    if requested.from_millis is not None:
+        records = records.filter(pc.greater_equal(_arrivals(records), requested.from_millis * 1000))
+    if requested.before_millis is not None:
+        records = records.filter(pc.less(_arrivals(records), requested.before_millis * 1000))
     return records
 
 
-def _arrived_after(records: pa.Table, wanted: ReadRange) -> bool:
+def _arrived_after(records: pa.Table, requested: ReadRange) -> bool:
     """Return whether all records, and so the later ones, arrived after the range."""
-    if wanted.before_millis is None or not records.num_rows:
+    if requested.before_millis is None or not records.num_rows:
         return False
-    end = (wanted.before_millis + ARRIVAL_TOLERANCE // timedelta(milliseconds=1)) * 1000
+    end = (requested.before_millis + ARRIVAL_TOLERANCE // timedelta(milliseconds=1)) * 1000
     return bool(pc.min(_arrivals(records)).as_py() >= end)
 
 

@@ -28,7 +28,7 @@ SMALL_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardShare:
     """One shard's share of a task: `held` (an Arrow IPC stream) before `rest`."""
 
     held: bytes | None
@@ -40,23 +40,23 @@ class Part:
 
 
 class KinesisPartition(InputPartition):
-    """The parts of one task, in the order of their rows."""
+    """The shares of one task, in the order of their rows."""
 
-    def __init__(self, parts: tuple[Part, ...]) -> None:
-        super().__init__(parts)
-        self.parts = parts
+    def __init__(self, shares: tuple[ShardShare, ...]) -> None:
+        super().__init__(shares)
+        self.shares = shares
 
     def __repr__(self) -> str:
-        return f"KinesisPartition({', '.join(map(str, self.parts))})"
+        return f"KinesisPartition({', '.join(map(str, self.shares))})"
 
 
 def partitions_of(pieces: Sequence[Piece]) -> list[InputPartition]:
     """One task per range that must be read. Held records share tasks up to `TASK_BYTES`."""
     tasks: list[InputPartition] = []
-    together: list[Part] = []
+    together: list[ShardShare] = []
     size = 0
     for piece in pieces:
-        part = Part(_to_ipc(piece.records) if piece.records else None, piece.rest)
+        part = ShardShare(_to_ipc(piece.records) if piece.records else None, piece.rest)
         if piece.rest is not None:
             tasks.append(KinesisPartition((part,)))
             continue
@@ -82,7 +82,7 @@ def read_partition(
     rules, clock, rng = read_rules(options), SystemClock(), random.Random()
     kinesis: KinesisClient | None = None
     with ExitStack() as opened:
-        for part in partition.parts:
+        for part in partition.shares:
             if part.held is not None:
                 yield from _as_batches(pa.ipc.open_stream(part.held).read_all(), schema)
             if part.rest is not None:

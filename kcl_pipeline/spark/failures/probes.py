@@ -94,67 +94,69 @@ class SparkProbe:
         self._apply = apply
         self._check = check
 
-    def errors(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def errors(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """The error of each part; None for a part without an error.
 
         Raises:
             SinkError: Spark itself failed.
         """
-        errors = self._raised(parts)
+        errors = self._raised(slices)
         passed = [number for number, error in enumerate(errors) if error is None]
         if self._check is not None and passed:
-            refused = self._refused([parts[number] for number in passed], self._check)
+            refused = self._refused([slices[number] for number in passed], self._check)
             for number, error in zip(passed, refused, strict=True):
                 errors[number] = error
         return errors
 
     def _refused(
-        self, parts: Sequence[pa.Table], check: Callable[[pa.Table], object]
+        self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
     ) -> list[str | None]:
         """The error of the check for each of these parts. The transform fails on none of them."""
         try:
-            results = self._results(parts)
+            results = self._results(slices)
         except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
-            if len(parts) == 1:
-                return [self._text(error, parts[0].num_rows)]
+            if len(slices) == 1:
+                return [self._text(error, slices[0].num_rows)]
             # Perhaps they are larger than what Spark returns to a driver.
-            half = len(parts) // 2
-            return [*self._refused(parts[:half], check), *self._refused(parts[half:], check)]
+            half = len(slices) // 2
+            return [*self._refused(slices[:half], check), *self._refused(slices[half:], check)]
         return [_refusal(result, check) for result in results]
 
-    def _results(self, parts: Sequence[pa.Table]) -> list[pa.Table]:
+    def _results(self, slices: Sequence[pa.Table]) -> list[pa.Table]:
         """Evaluate parts on which the transform does not fail."""
-        planned = self._planned(parts)
+        planned = self._planned(slices)
         if planned is None:
-            return [self._planned_alone(part).toArrow() for part in parts]
+            return [self._planned_alone(part).toArrow() for part in slices]
         name = f"part-{uuid4().hex}"
         whole = planned[0].withColumn(name, f.spark_partition_id()).toArrow()
         numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
         # Spark returns the rows in the order of their partitions.
-        edges = np.searchsorted(numbers, np.arange(len(parts) + 1)).tolist()
+        edges = np.searchsorted(numbers, np.arange(len(slices) + 1)).tolist()
         return [rows.slice(begin, end - begin) for begin, end in pairwise(edges)]
 
-    def _raised(self, parts: Sequence[pa.Table]) -> list[str | None]:
+    def _raised(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """The error of each part on which the transform fails."""
-        if not parts:
+        if not slices:
             return []
-        whole = self._together(parts)
-        reported = self._reported(parts, whole) if whole else None
+        whole = self._together(slices)
+        reported = self._reported(slices, whole) if whole else None
         if reported is not None:
             return reported
         cores = max(self._session.sparkContext.defaultParallelism, 1)
-        threads = min(cores, MAX_JOBS_AT_ONCE, len(parts))
-        found: list[str | None] = [None] * len(parts)
-        planned = [whole] if whole else self._alone(parts, threads, found)
+        threads = min(cores, MAX_JOBS_AT_ONCE, len(slices))
+        found: list[str | None] = [None] * len(slices)
+        planned = [whole] if whole else self._alone(slices, threads, found)
         if not any(planned):
             return found
         with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool:
-            for errors in pool.map(lambda jobs: self._run(parts, jobs), planned):
+            for errors in pool.map(lambda jobs: self._run(slices, jobs), planned):
                 for part, error in errors.items():
                     found[part] = error
         return found
 
-    def _reported(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> list[str | None] | None:
+    def _reported(
+        self, slices: Sequence[pa.Table], jobs: Sequence[_Job]
+    ) -> list[str | None] | None:
         """Evaluate all parts in one job. None: the job failed."""
         gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
         context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
@@ -167,51 +169,51 @@ class SparkProbe:
             return None
         return [
             self._text(errors[number], part.num_rows) if number in errors else None
-            for number, part in enumerate(parts)
+            for number, part in enumerate(slices)
         ]
 
-    def _together(self, parts: Sequence[pa.Table]) -> list[_Job]:
+    def _together(self, slices: Sequence[pa.Table]) -> list[_Job]:
         """Plan all parts together; empty if the transform needs a plan for each part."""
-        planned = self._planned(parts)
+        planned = self._planned(slices)
         if planned is None:
             return []
-        return [_Job(number, planned[1], number) for number in range(len(parts))]
+        return [_Job(number, planned[1], number) for number in range(len(slices))]
 
-    def _planned(self, parts: Sequence[pa.Table]) -> tuple[DataFrame, Any] | None:
+    def _planned(self, slices: Sequence[pa.Table]) -> tuple[DataFrame, Any] | None:
         """Plan all parts together: the result, and the RDD that evaluates it.
 
         Partition n comes from part n. None: the transform needs a plan for each part.
         """
-        batches = [batch for part in parts for batch in _one_batch(part)]
+        batches = [batch for part in slices for batch in _one_batch(part)]
         with _rows_outside_the_plan(self._session):
             frame = self._session.createDataFrame(pa.Table.from_batches(batches))
             try:
                 result = self._apply(frame, sum(batch.num_rows for batch in batches))
                 rdd = evaluated(result)
-                whole = rdd.getNumPartitions() == len(parts) and _is_narrow(rdd.rdd())
+                whole = rdd.getNumPartitions() == len(slices) and _is_narrow(rdd.rdd())
             except Exception:  # noqa: BLE001
                 # The failed part is not known. Each part is planned alone and raises again.
                 return None
         return (result, rdd) if whole else None
 
     def _alone(
-        self, parts: Sequence[pa.Table], threads: int, found: list[str | None]
+        self, slices: Sequence[pa.Table], threads: int, errors: list[str | None]
     ) -> list[list[_Job]]:
-        """Plan each part alone, by thread. Errors of the planning are stored in `found`."""
+        """Plan each part alone, by thread. Errors of the planning are stored in `errors`."""
         planned: list[list[_Job]] = [[] for _ in range(threads)]
-        for number, part in enumerate(parts):
+        for number, part in enumerate(slices):
             try:
                 frame = self._planned_alone(part)
                 planned[number % threads].append(_Job(number, evaluated(frame), None))
             except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
-                found[number] = self._text(error, part.num_rows)
+                errors[number] = self._text(error, part.num_rows)
         return planned
 
     def _planned_alone(self, part: pa.Table) -> DataFrame:
         rows = pa.Table.from_batches(_one_batch(part))
         return self._apply(self._session.createDataFrame(rows), part.num_rows)
 
-    def _run(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
+    def _run(self, slices: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
         """Return the error of each part that fails."""
         errors: dict[int, str] = {}
         group_id = f"probe-{uuid4().hex}"
@@ -223,12 +225,12 @@ class SparkProbe:
             if error is None:
                 continue
             if len(group) == 1:
-                errors[group[0].part] = self._text(error, parts[group[0].part].num_rows)
+                errors[group[0].part] = self._text(error, slices[group[0].part].num_rows)
                 continue
             done, failed = self._outcomes(group_id)
             if len(failed) == 1:
                 [index] = failed
-                errors[group[index].part] = self._text(error, parts[group[index].part].num_rows)
+                errors[group[index].part] = self._text(error, slices[group[index].part].num_rows)
             else:
                 # It is not known to which of these tasks the error belongs, or no task is known.
                 groups += [[group[index]] for index in failed or range(len(group))]

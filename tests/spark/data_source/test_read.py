@@ -289,7 +289,7 @@ def test_small_pieces_go_together() -> None:
         Piece((), 0, wanted),
     ]
     tasks = partitions_of(pieces)
-    assert sorted(len(task.parts) for task in tasks if isinstance(task, KinesisPartition)) == [
+    assert sorted(len(task.shares) for task in tasks if isinstance(task, KinesisPartition)) == [
         1,
         1,
         2,
@@ -300,7 +300,7 @@ def test_small_pieces_go_together() -> None:
             part.rest is wanted
             for task in tasks
             if isinstance(task, KinesisPartition)
-            for part in task.parts
+            for part in task.shares
         )
         == 2
     )

@@ -171,15 +171,17 @@ class _Checks:
             Check(
                 health.COVERAGE,
                 {lease_resource, coordinator},
-                lambda found: health.coverage(self._listing(found).leases, self._streams(found)),
+                lambda resources: health.coverage(
+                    self._listing(resources).leases, self._streams(resources)
+                ),
                 "The unfinished leases of every stream cover all hash keys, so that every record "
                 "is read.",
             ),
             Check(
                 health.STUCK,
                 {lease_resource},
-                lambda found: health.stuck(
-                    find_unrenewed_leases(found.leases, failover_seconds, clock),
+                lambda resources: health.stuck(
+                    find_unrenewed_leases(resources.leases, failover_seconds, clock),
                     failover_seconds / 2,
                 ),
                 "A worker renews every unfinished lease. An execution observes the leases for the "
@@ -188,8 +190,8 @@ class _Checks:
             Check(
                 unread.CHECKPOINTS,
                 {lease_resource, workers},
-                lambda found: unread.observe_checkpoints(
-                    found.leases, found.workers, age_seconds, clock, self._rejected
+                lambda resources: unread.observe_checkpoints(
+                    resources.leases, resources.workers, age_seconds, clock, self._rejected
                 ),
                 "The checkpoint of every shard with old unread records changes within "
                 f"{duration_text(age_seconds)}. An execution observes those shards for this time "
@@ -198,8 +200,8 @@ class _Checks:
             Check(
                 health.ROWS,
                 {lease_resource, workers},
-                lambda found: health.rows(
-                    (*self._listing(found).bad_rows, *found.workers.scan_workers().bad_rows)
+                lambda resources: health.rows(
+                    (*self._listing(resources).bad_rows, *resources.workers.scan_workers().bad_rows)
                 ),
                 "Every row of the lease and worker-metrics tables can be parsed. Other rows are "
                 "ignored.",
@@ -207,10 +209,10 @@ class _Checks:
             Check(
                 health.STREAMS,
                 {self._names.aws, coordinator},
-                lambda found: health.streams(
+                lambda resources: health.streams(
                     find_unavailable_streams(
-                        self._kinesis(found),
-                        self._streams(found),
+                        self._kinesis(resources),
+                        self._streams(resources),
                         multi_stream=self._settings.is_multi_stream,
                     )
                 ),
@@ -220,7 +222,7 @@ class _Checks:
             Check(
                 losses.LOSSES,
                 {coordinator},
-                lambda found: losses.records_lost(losses.observe_losses(found.coordinator)),
+                lambda resources: losses.records_lost(losses.observe_losses(resources.coordinator)),
                 "No records were lost, or the number of losses is not above the one that "
                 "`kcl-pipeline losses --acknowledge` stored.",
             ),
@@ -239,18 +241,18 @@ class _Checks:
             Check(
                 HUNG,
                 {workers},
-                lambda found: hung(self._live_workers(found)),
+                lambda resources: hung(self._live_workers(resources)),
                 "The processing thread of every worker makes progress while records wait. An "
                 "execution waits until all workers have reported.",
             ),
             Check(
                 worker_runs.WORKERS,
                 {workers},
-                lambda found: worker_runs.observe_worker_runs(
+                lambda resources: worker_runs.observe_worker_runs(
                     self._pipeline,
                     self._names,
-                    found.context.instance,
-                    {worker.worker_id for worker in self._live_workers(found)},
+                    resources.context.instance,
+                    {worker.worker_id for worker in self._live_workers(resources)},
                     self._version,
                     self._clock.wall(),
                 ),
@@ -266,7 +268,9 @@ class _Checks:
             Check(
                 leadership.LEADER,
                 {self._names.coordinator_resource},
-                lambda found: leadership.observe_leader(found.coordinator, seconds, self._clock),
+                lambda resources: leadership.observe_leader(
+                    resources.coordinator, seconds, self._clock
+                ),
                 "A leader renews its lock. An execution observes the lock for "
                 f"{duration_text(seconds)} at most.",
             )
@@ -288,7 +292,7 @@ class _Checks:
             Check(
                 health.PAUSED,
                 {names.workers_resource},
-                lambda found: health.paused(self._live_workers(found)),
+                lambda resources: health.paused(self._live_workers(resources)),
                 "No shard is paused because its transform fails, or because the table was replaced "
                 "or restored. An execution waits until all workers have reported.",
             ),
@@ -322,34 +326,34 @@ class _Checks:
             ),
         ]
 
-    def _live_workers(self, found: PipelineResources) -> tuple[WorkerMetrics, ...]:
+    def _live_workers(self, resources: PipelineResources) -> tuple[WorkerMetrics, ...]:
         limit = silence_limit_seconds(self._settings)
-        return observe_live_workers(found.workers, limit, self._clock, self._rejected)
+        return observe_live_workers(resources.workers, limit, self._clock, self._rejected)
 
-    def _listing(self, found: PipelineResources) -> LeaseListing:
-        table, multi_stream = found.leases, self._settings.is_multi_stream
+    def _listing(self, resources: PipelineResources) -> LeaseListing:
+        table, multi_stream = resources.leases, self._settings.is_multi_stream
         return table.list_leases().of_form(table.name, multi_stream=multi_stream)
 
-    def _kinesis(self, found: PipelineResources) -> KinesisClient:
-        return open_kinesis(self._settings, found.aws.clients(self._settings), self._clock)
+    def _kinesis(self, resources: PipelineResources) -> KinesisClient:
+        return open_kinesis(self._settings, resources.aws.clients(self._settings), self._clock)
 
-    def _streams(self, found: PipelineResources) -> tuple[str, ...]:
-        return all_streams(self._settings, found.coordinator)
+    def _streams(self, resources: PipelineResources) -> tuple[str, ...]:
+        return all_streams(self._settings, resources.coordinator)
 
-    def _balance(self, found: PipelineResources) -> health.Health:
-        workers = self._live_workers(found)
+    def _balance(self, resources: PipelineResources) -> health.Health:
+        workers = self._live_workers(resources)
         threshold = self._settings.assignment.re_balance_threshold_percentage
-        return health.balance(found.leases.list_leases().leases, workers, threshold)
+        return health.balance(resources.leases.list_leases().leases, workers, threshold)
 
-    def _lag(self, found: PipelineResources) -> health.Health:
-        instance, application = found.context.instance, self._names.application
+    def _lag(self, resources: PipelineResources) -> health.Health:
+        instance, application = resources.context.instance, self._names.application
         separator = self._settings.worker.worker_group_separator
         return observe_lag(
-            found.leases,
-            found.workers,
+            resources.leases,
+            resources.workers,
             active_runs(instance, application, separator),
             drained_at=last_drain(instance, application),
-            pause=found.coordinator.read_control().pause,
+            pause=resources.coordinator.read_control().pause,
             threshold_seconds=self._options.lag_threshold_seconds,
             error_seconds=self._limits.lag_error_seconds,
             silence_seconds=silence_limit_seconds(self._settings),
@@ -357,14 +361,14 @@ class _Checks:
             rejected=self._rejected,
         )
 
-    def _retention(self, found: PipelineResources) -> health.Health:
-        kinesis, multi_stream = self._kinesis(found), self._settings.is_multi_stream
+    def _retention(self, resources: PipelineResources) -> health.Health:
+        kinesis, multi_stream = self._kinesis(resources), self._settings.is_multi_stream
         streams = []
-        for name in self._streams(found):
+        for name in self._streams(resources):
             with suppress(*STREAM_ERRORS):  # streams_available reports it
                 streams.append(kinesis.resolve_stream(name, multi_stream=multi_stream))
-        workers, leases = self._live_workers(found), found.leases.list_leases().leases
-        drained_at = last_drain(found.context.instance, self._names.application)
+        workers, leases = self._live_workers(resources), resources.leases.list_leases().leases
+        drained_at = last_drain(resources.context.instance, self._names.application)
         ages = unread.unread_seconds(leases, workers, self._clock.wall(), drained_at)
         return unread.retention(leases, ages, unread.retention_by_stream(streams), self._limits)
 
@@ -375,10 +379,10 @@ class _Checks:
     ) -> Callable[[PipelineResources], health.Health]:
         """Return the evaluation of a check that fails if the output was not reported lately."""
 
-        def evaluated(found: PipelineResources) -> health.Health:
+        def evaluated(resources: PipelineResources) -> health.Health:
             now, period = self._clock.wall(), self._options.progress_seconds
             since = now - history.kept_seconds(self._limits, period)
-            points = history.recorded_points(found.context.instance, self._names.output, since)
+            points = history.recorded_points(resources.context.instance, self._names.output, since)
             missing = history.missing_reports(points, period, now)
             if missing is not None:
                 return health.Health(check, False, missing, dg.AssetCheckSeverity.WARN)

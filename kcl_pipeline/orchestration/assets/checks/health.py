@@ -167,7 +167,7 @@ def streams(unavailable: Sequence[UnavailableStream]) -> Health:
 
     The other streams are read on.
     """
-    found = sorted(unavailable, key=lambda one: one.stream)[:MAX_ROWS]
+    found = sorted(unavailable, key=lambda stream: stream.stream)[:MAX_ROWS]
     # Messages of AWS end with a full stop.
     text = "; ".join(f"{one.stream}: {one.reason.rstrip('.')}" for one in found[:_SHOWN_STREAMS])
     more = len(unavailable) - _SHOWN_STREAMS
@@ -363,10 +363,12 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _paused_text(count: int, found: Sequence[Mapping[str, object]]) -> str:
+def _paused_text(count: int, paused_rows: Sequence[Mapping[str, object]]) -> str:
     if not count:
         return "no shard is paused"
-    first = f"; the first, {found[0]['lease']}: {found[0]['reason']}" if found else ""
+    first = (
+        f"; the first, {paused_rows[0]['lease']}: {paused_rows[0]['reason']}" if paused_rows else ""
+    )
     return f"{counted(count, 'shard')} {_are(count)} paused{first}. {PAUSED_ADVICE}"
 
 

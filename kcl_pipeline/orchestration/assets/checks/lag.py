@@ -109,21 +109,25 @@ class LagObservation:
         return fleet_lag_age_seconds(self.workers, self.runs, self.wall_seconds)
 
 
-def lag(seen: LagObservation, error_seconds: float) -> health.Health | None:
+def lag(observation: LagObservation, error_seconds: float) -> health.Health | None:
     """Whether every record that is older than the threshold is in the table.
 
     Args:
-        seen: The observation.
+        observation: The observation.
         error_seconds: The severity is ERROR above this lag.
 
     Returns:
         The result. None: nothing is known about any shard.
     """
-    millis, ages, threshold_seconds = seen.lag_millis, seen.ages, seen.threshold_seconds
-    stalled = max(stalled_shards(seen.runs), stalled_leases(seen.workers))
+    millis, ages, threshold_seconds = (
+        observation.lag_millis,
+        observation.ages,
+        observation.threshold_seconds,
+    )
+    stalled = max(stalled_shards(observation.runs), stalled_leases(observation.workers))
     unowned = sum(
-        math.isinf(seen.waits.get(lease.lease_key, 0.0)) and lease.lease_key not in ages
-        for lease in seen.leases
+        math.isinf(observation.waits.get(lease.lease_key, 0.0)) and lease.lease_key not in ages
+        for lease in observation.leases
         if not lease.ended
     )
     if millis is None and not stalled and not unowned:
@@ -132,23 +136,24 @@ def lag(seen: LagObservation, error_seconds: float) -> health.Health | None:
         millis,
         threshold_seconds,
         stalled,
-        unread_shards=seen.unread_shards,
-        age_seconds=seen.lag_age_seconds,
+        unread_shards=observation.unread_shards,
+        age_seconds=observation.lag_age_seconds,
         worst=worst_shard(
-            seen.leases,
-            seen.workers,
+            observation.leases,
+            observation.workers,
             ages,
-            seen.unchanged,
-            seen.waits,
+            observation.unchanged,
+            observation.waits,
             threshold_seconds,
-            seen.wall_seconds,
-            None if seen.pause is None else seen.pause.sentence,
+            observation.wall_seconds,
+            None if observation.pause is None else observation.pause.sentence,
         ),
         error_seconds=error_seconds,
         unowned_shards=unowned,
-        idle=seen.idle,
+        idle=observation.idle,
         stalled=next(
-            (one for w in seen.workers if w.status is not None for one in w.status.stalled), None
+            (one for w in observation.workers if w.status is not None for one in w.status.stalled),
+            None,
         ),
     )
 

@@ -92,11 +92,11 @@ def observe_leader(table: CoordinatorStateTable, limit_seconds: float, clock: Cl
     return leader(found.owner_name, 0.0, limit_seconds, "")
 
 
-def _reason(found: LeaderLock | UnreadableLock | None) -> str:
-    if isinstance(found, UnreadableLock):
-        return found.reason
-    if found is None:
+def _reason(lock: LeaderLock | UnreadableLock | None) -> str:
+    if isinstance(lock, UnreadableLock):
+        return lock.reason
+    if lock is None:
         return "there is no leader lock; no worker has started yet"
-    if found.is_released:
+    if lock.is_released:
         return "the leader lock is released"
-    return f"{printable(found.owner_name)} does not renew its leader lock"
+    return f"{printable(lock.owner_name)} does not renew its leader lock"

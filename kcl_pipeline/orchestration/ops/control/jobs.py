@@ -191,11 +191,14 @@ def _rebalance(app: ApplicationControl, config: RebalanceConfig, _: PipelineReso
 
 
 def _seek(
-    pipeline: PipelineLike, app: ApplicationControl, config: SeekConfig, found: PipelineResources
+    pipeline: PipelineLike,
+    app: ApplicationControl,
+    config: SeekConfig,
+    resources: PipelineResources,
 ) -> Outcome:
     seeking = Seeking(
         app,
-        open_kinesis(app.settings, found.aws.clients(app.settings), app.clock),
+        open_kinesis(app.settings, resources.aws.clients(app.settings), app.clock),
         seek_target(config.to, config.ago, config.after, app.clock.wall()),
         stream=config.only_stream,
         shards=config.shards,
@@ -211,11 +214,14 @@ def _seek(
 
 
 def _retire(
-    pipeline: PipelineLike, app: ApplicationControl, config: RetireConfig, found: PipelineResources
+    pipeline: PipelineLike,
+    app: ApplicationControl,
+    config: RetireConfig,
+    resources: PipelineResources,
 ) -> Outcome:
     finder = ResourceFinder(
         app,
-        open_removals(app.settings, found.aws.clients(app.settings), app.clock),
+        open_removals(app.settings, resources.aws.clients(app.settings), app.clock),
         pipeline.sink,
         tuple(app.settings.streams),
     )

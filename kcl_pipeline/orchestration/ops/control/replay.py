@@ -72,11 +72,14 @@ def replay_job(pipeline: PipelineLike, names: Names, clock: Clock | None) -> dg.
 
 
 def _replay(
-    pipeline: PipelineLike, app: ApplicationControl, config: ReplayConfig, found: PipelineResources
+    pipeline: PipelineLike,
+    app: ApplicationControl,
+    config: ReplayConfig,
+    resources: PipelineResources,
 ) -> Outcome:
-    context = cast("dg.OpExecutionContext", found.context)
+    context = cast("dg.OpExecutionContext", resources.context)
     root = context.run.root_run_id or context.run_id
-    replaying = Replaying(app, pipeline, found.aws.clients)
+    replaying = Replaying(app, pipeline, resources.aws.clients)
     wanted = ReplayRequest(
         config.replay_id or root[:8],
         config.from_time,
@@ -92,7 +95,7 @@ def _replay(
         return texts.dry_run_as_dict(plan, shards), texts.dry_run(plan, shards), True
     context.instance.add_run_tags(context.run_id, {REPLAY_TAG: plan.name})
     context.log.info("\n".join(texts.plan(plan)))
-    done = _run(context, replaying, plan, found, config.progress_seconds)
+    done = _run(context, replaying, plan, resources, config.progress_seconds)
     return texts.replayed_as_dict(done), texts.replayed(done), done.is_complete
 
 
@@ -100,7 +103,7 @@ def _run(
     context: dg.OpExecutionContext,
     replaying: Replaying,
     plan: ReplayPlan,
-    found: PipelineResources,
+    resources: PipelineResources,
     progress_seconds: float,
 ) -> Replayed:
     def note(progress: WorkerProgress) -> None:
@@ -119,7 +122,7 @@ def _run(
         done = replaying.run(
             plan,
             stop,
-            session_factory=signals.reinstalled_after(lambda: open_session(found.spark)),
+            session_factory=signals.reinstalled_after(lambda: open_session(resources.spark)),
             events=events,
             on_progress=note,
             progress_seconds=progress_seconds,

@@ -48,7 +48,7 @@ class _Process:
     base_seconds: float
     latest: Figures
     seconds: float
-    seen: float
+    reported_at: float
 
     @property
     def per_second(self) -> tuple[float, float]:
@@ -117,7 +117,7 @@ class FleetTotals:
             key = (row.worker_id, row.run_id)
             known = self.processes.get(key)
             if known is not None and not figures.below(known.latest):
-                known.latest, known.seconds, known.seen = figures, totals.seconds, now
+                known.latest, known.seconds, known.reported_at = figures, totals.seconds, now
                 continue
             if known is not None:
                 self.ended += known.latest - known.base
@@ -154,7 +154,9 @@ class FleetTotals:
         period = Period(done, records, size, now - self.reported_at)
         self.ended, self.reported_at, self.was_idle = Figures(), now, not done.batches
         self.processes = {
-            key: one for key, one in self.processes.items() if now - one.seen < FORGET_SECONDS
+            key: one
+            for key, one in self.processes.items()
+            if now - one.reported_at < FORGET_SECONDS
         }
         self.left_out = {
             key: seen for key, seen in self.left_out.items() if now - seen < FORGET_SECONDS

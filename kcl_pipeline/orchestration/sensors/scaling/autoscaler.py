@@ -174,15 +174,15 @@ def open_shards(leases: Sequence[Lease]) -> int | None:
     )
 
 
-def _with_shards(memory: AutoscalerMemory, found: int | None, now: float) -> AutoscalerMemory:
+def _with_shards(memory: AutoscalerMemory, open_shards: int | None, now: float) -> AutoscalerMemory:
     """Note the number of open shards. None: unknown, so the last number stays."""
     last = memory.open_shards
-    if found is None or found == last:
+    if open_shards is None or open_shards == last:
         return memory.model_copy(update={"fewer_since": None})
     since = now if memory.fewer_since is None else min(memory.fewer_since, now)
-    if last is not None and found < last and now - since < FEWER_SHARDS_AFTER_SECONDS:
+    if last is not None and open_shards < last and now - since < FEWER_SHARDS_AFTER_SECONDS:
         return memory.model_copy(update={"fewer_since": since})
-    return memory.model_copy(update={"open_shards": found, "fewer_since": None})
+    return memory.model_copy(update={"open_shards": open_shards, "fewer_since": None})
 
 
 def is_ready(run: RunView, ready: Collection[str] | None) -> bool:

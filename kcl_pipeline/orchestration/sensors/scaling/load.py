@@ -116,18 +116,18 @@ class LoadLimits:
         return lag_is_known or (self.cpu_percent is not None and load.cpu_percent is not None)
 
 
-def cpu_limit(wanted: float | None, instance: DagsterInstance) -> float | None:
+def cpu_limit(configured: float | None, instance: DagsterInstance) -> float | None:
     """Return the limit of the CPU for runs of this Dagster instance.
 
     Runs of Dagster's default launcher share the machine of the code server. One worker more adds no
     CPU there.
 
     Args:
-        wanted: The option `scale_up_cpu_percent`. None: 80, or no limit on a shared machine.
+        configured: The option `scale_up_cpu_percent`. None: 80, or no limit on a shared machine.
         instance: Has the launcher.
     """
-    if wanted is not None:
-        return None if wanted >= NO_CPU_PERCENT else wanted
+    if configured is not None:
+        return None if configured >= NO_CPU_PERCENT else configured
     return None if _shares_machine(instance) else DEFAULT_CPU_PERCENT
 
 

@@ -164,11 +164,11 @@ def _has_young(workers: list[RunView], now: float) -> bool:
 
 
 def _scaling(
-    decision: ScalingDecision, replacement: Replacement, found: tuple[str | None, ...]
+    decision: ScalingDecision, replacement: Replacement, problems: tuple[str | None, ...]
 ) -> Scaling:
-    problems = tuple(problem for problem in found if problem is not None)
+    known = tuple(problem for problem in problems if problem is not None)
     return Scaling(
-        _with_replacement(decision, replacement), problems, replacement.text, replacement.refused
+        _with_replacement(decision, replacement), known, replacement.text, replacement.refused
     )
 
 
