@@ -79,7 +79,7 @@ def test_only_the_chosen_records_are_marked(uri: str, chosen: dict[str, str]) ->
 def test_workers_append_after_a_mark(uri: str) -> None:
     worker = dead_letter_table(uri)
     mark_replayed(uri, None, failed_before=LATER, replayed_at=LATER)
-    assert worker.append(letters(9, at=LATER)) == 1
+    worker.append(letters(9, at=LATER))
     assert marked(uri)["9"] is None
 
 
