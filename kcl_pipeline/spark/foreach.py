@@ -44,12 +44,12 @@ class ForeachBatch(FunctionCalls[DataFrame]):
         if not records:
             return NOTHING_WRITTEN
         frame = transformed(records_frame(self._session, batch.records), self._transform, records)
-        marked = rejected_columns(arrow_schema(frame.schema))
+        rejects = rejected_columns(arrow_schema(frame.schema))
         holds = ExitStack()
         holds.callback(frame.unpersist)
         try:
             rows = frame.persist().count()
-            kept, rejected = (frame, None) if marked is None else _split(frame, marked)
+            kept, rejected = (frame, None) if rejects is None else _split(frame, rejects)
             schema = arrow_schema(kept.schema)
         except Exception as error:
             holds.close()
@@ -65,9 +65,9 @@ class ForeachBatch(FunctionCalls[DataFrame]):
         return self._probe.errors(slices)
 
 
-def _split(frame: DataFrame, marked: RejectedColumns) -> tuple[DataFrame, pa.Table | None]:
+def _split(frame: DataFrame, rejects: RejectedColumns) -> tuple[DataFrame, pa.Table | None]:
     """The rows for the function, and the rejected ones (`batch.REJECTED_SCHEMA`)."""
-    names = dict.fromkeys(marked.columns)
-    marked_rows = frame.where(f"{ERROR_COLUMN} is not null").select(*names).toArrow()
-    kept = frame.where(f"{ERROR_COLUMN} is null").drop(*marked.dropped)
-    return kept, split_rejected(marked_rows)[1]
+    names = dict.fromkeys(rejects.columns)
+    rejected_rows = frame.where(f"{ERROR_COLUMN} is not null").select(*names).toArrow()
+    kept = frame.where(f"{ERROR_COLUMN} is null").drop(*rejects.dropped)
+    return kept, split_rejected(rejected_rows)[1]

@@ -222,14 +222,14 @@ def _fitting(output: DataFrame, columns: TableColumns) -> tuple[DataFrame, pa.Sc
             "them, to string for example"
         )
     given = arrow_schema(output.schema)
-    marked = rejected_columns(given)
-    dropped = marked.dropped if marked else ()
+    rejects = rejected_columns(given)
+    dropped = rejects.dropped if rejects else ()
     for_table = pa.schema([field for field in given if field.name not in dropped])
     try:
         schema = columns.fitted(for_table)
     except ResultMismatchError as error:
         raise BrokenTransformError(str(error)) from error
-    names = list(dict.fromkeys([*schema.names, *(marked.columns if marked else ())]))
+    names = list(dict.fromkeys([*schema.names, *(rejects.columns if rejects else ())]))
     if names != given.names:
         output = output.select(*[f"`{name.replace('`', '``')}`" for name in names])
     return output, for_table
