@@ -25,9 +25,9 @@ run: setup java
 dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
-# Everything that must pass before a merge. Two processes, because most tests wait for something.
+# Everything that must pass before a merge. Three processes on two cores, because most tests wait.
 test: setup java lint audit
-	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder $(if $(DURATIONS),--write-durations)
+	@$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder $(if $(DURATIONS),--write-durations)
 
 # What takes minutes and has a shorter form in `make test`, and the 2,000 fixed seeds. A run that was
 # stopped continues with what has not passed yet; the end lists all that has run.
