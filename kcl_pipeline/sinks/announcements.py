@@ -234,7 +234,8 @@ class AnnouncementStore:
             named = replace(batch, form=head.form, name=f"{FOLDER}/{unique}.json")
             data = encoded(named)
             decoded(data, named.name)  # as other writers will do
-            with self._objects.create(named.name) as stream:
+            # One that a power failure destroys is rejected, and its writer commits the batch.
+            with self._objects.create(named.name, durable=False) as stream:
                 stream.write(data)
         except (OSError, AnnouncementError) as error:
             _LOG.warning("cannot announce a batch, committing it alone: %s", _line(error))

@@ -48,10 +48,14 @@ class ObjectStore(Protocol):
             OSError: The folder cannot be read.
         """
 
-    def create(self, path: str) -> AbstractContextManager[Any]:
+    def create(self, path: str, *, durable: bool = True) -> AbstractContextManager[Any]:
         """Open a binary stream that creates or replaces the object atomically.
 
         The object exists after the `with` block has ended without an error.
+
+        Args:
+            path: Path of the object.
+            durable: Whether it must outlast a power failure. False saves a wait for the disk.
         """
 
     def list(self, folder: str, limit: int | None = None) -> list[StoredObject]:

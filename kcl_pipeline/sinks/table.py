@@ -217,7 +217,8 @@ class TableSink:
         if not commit.batch.name and self._announcements is not None:
             if commit.schema is not None:
                 self._log.ensure(commit.schema)
-            head = self._read()
+            # What is known is enough: who finds another form in the table leaves the batch to us.
+            head = self._log.peek() or self._read()
             commit.batch = self._announcements.announce(commit.batch, head, self._log)
             commit.is_alone = not commit.batch.name
         seen = -1

@@ -58,7 +58,9 @@ class LocalStorage:
         return pa.OSFile(str(self.root / path))
 
     @contextmanager
-    def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
+    def create(  # noqa: D102
+        self, path: str, *, durable: bool = True
+    ) -> Iterator[pa.NativeFile]:
         target = self.root / path
         new_folders = _create_folders(target.parent)
         # Without a leading dot, so that vacuum finds the file of a killed process.
@@ -68,9 +70,10 @@ class LocalStorage:
                 yield stream
             # On the disk before the log names it: a power failure must not leave an empty file
             # that a commit has. The file first, then its name, then the names of new folders.
-            _sync(partial)
+            if durable:
+                _sync(partial)
             partial.replace(target)
-            for folder in (target.parent, *new_folders):
+            for folder in (target.parent, *new_folders) if durable else ():
                 _sync(folder)
             self._written.add(target)
         except BaseException:

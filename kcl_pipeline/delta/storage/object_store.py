@@ -118,7 +118,12 @@ class ObjectStorage:
         return pa.PythonFile(io.BufferedReader(_ObjectFile(size, part), _BUFFER_BYTES), mode="r")
 
     @contextmanager
-    def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
+    def create(  # noqa: D102
+        self,
+        path: str,
+        *,
+        durable: bool = True,  # noqa: ARG002 (what a store has, it keeps)
+    ) -> Iterator[pa.NativeFile]:
         # Written to memory first, so that an error leaves no object.
         stream = pa.BufferOutputStream()
         yield stream

@@ -56,10 +56,14 @@ class Storage(Protocol):
     def open(self, path: str) -> pa.NativeFile:
         """Open the object to read parts of it. The caller closes it."""
 
-    def create(self, path: str) -> AbstractContextManager[pa.NativeFile]:
+    def create(self, path: str, *, durable: bool = True) -> AbstractContextManager[pa.NativeFile]:
         """Open a stream that creates or replaces the object atomically.
 
         The object exists after the `with` block has ended without an error.
+
+        Args:
+            path: Path of the object.
+            durable: Whether it must outlast a power failure. False saves a wait for the disk.
         """
 
     def size(self, path: str) -> int | None:
