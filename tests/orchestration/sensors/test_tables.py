@@ -146,7 +146,7 @@ def test_workers_and_runs_without_a_worker():
     rows = [
         replace(
             worker("orders-1", 30.0),
-            status=WorkerStatus(1_500, totals=totals, version="0.2.0", dead_letters=2),
+            status=WorkerStatus(1_500, totals=totals, dead_letters=2),
         ),
         replace(worker("orders-2"), drain_requested=True),
         replace(worker("orders-3"), status=WorkerStatus(hung=HungState("transform", 900.0, 4))),
@@ -173,7 +173,15 @@ def test_workers_and_runs_without_a_worker():
         "lag": "1.5 s",
         "batch": "4 s ago",
         "problems": "2 dead letters",
-        "version": "0.2.0",
     }
     assert [row["problems"] for row in found[1:3]] == [None, "none"]
+    mixed = [
+        replace(worker(f"orders-{n}"), status=WorkerStatus(version=version))
+        for n, version in enumerate(("0.2.0", "0.3.0", None))
+    ]
+    assert [row["state"] for row in worker_rows(mixed, [], [])] == [
+        "running, version 0.2.0",
+        "running, version 0.3.0",
+        "running",
+    ]
     assert "[orders-1](/runs/11111111)" in run_links(runs).value

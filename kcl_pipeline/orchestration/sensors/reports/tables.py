@@ -246,24 +246,29 @@ def problems_text(worker: WorkerMetrics) -> str | None:
 def worker_rows(
     workers: Sequence[WorkerMetrics], leases: Sequence[Lease], runs: Sequence[RunView]
 ) -> list[dict[str, Any]]:
-    """Return the live workers as rows, then the runs that have no worker yet."""
+    """Return the live workers as rows, then the runs that have no worker yet.
+
+    The state has the version of the package in the worker, if not all workers have the same.
+    """
     counts = health.lease_counts(leases)
     flow = health.kbps_by_owner(leases)
     rows: list[dict[str, Any]] = []
+    versions = {w.worker_id: w.status.version for w in workers if w.status is not None}
+    differ = len(set(versions.values())) > 1
     for w in workers:
+        version = versions.get(w.worker_id)
         totals = None if w.status is None else w.status.totals
         age = None if totals is None else totals.last_batch_seconds
         rows.append(
             {
                 "worker": w.worker_id,
-                "state": worker_state(w),
+                "state": worker_state(w) + (f", version {version}" if differ and version else ""),
                 "leases": counts.get(w.worker_id, 0),
                 "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f}%",
                 "KB/s": _rate_text(flow[w.worker_id]),
                 "lag": None if w.status is None else lag_text(w.status.lag_millis),
                 "batch": None if age is None else f"{duration_text(age)} ago",
                 "problems": problems_text(w),
-                "version": None if w.status is None else w.status.version,
             }
         )
     alive = {w.worker_id for w in workers}
