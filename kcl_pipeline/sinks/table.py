@@ -215,10 +215,12 @@ class TableSink:
     def _wait_for_others(self, commit: _Commit) -> CommitOutcome | None:
         """Announce the batch, and wait a short time for another writer to commit it."""
         if not commit.batch.name and self._announcements is not None:
-            if commit.schema is not None:
+            if commit.schema is None:
+                head = self._read()
+            else:
                 self._log.ensure(commit.schema)
-            # What is known is enough: who finds another form in the table leaves the batch to us.
-            head = self._log.peek() or self._read()
+                # What is known is enough: who finds another form leaves the batch to this writer.
+                head = self._log.peek() or self._read()
             commit.batch = self._announcements.announce(commit.batch, head, self._log)
             commit.is_alone = not commit.batch.name
         seen = -1

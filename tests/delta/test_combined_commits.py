@@ -211,7 +211,7 @@ def test_a_store_of_announcements_that_fails_only_costs_the_company(
 ) -> None:
     sink = committer(uri, contended=True)
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     for method in ("create", "list", "delete"):

@@ -154,7 +154,7 @@ def test_partition_values_are_read_as_they_were_written(name: str):
         (pa.timestamp("s", "UTC"), 0, 10**12, "1000000000000 s since 1970 is outside of the"),
         (pa.decimal128(5, 2), "0.50", "-0.50", "-0.50 is negative and not whole, which"),
         (pa.uint64(), 1, 2**63, "9223372036854775808 does not fit bigint"),
-        (pa.string(), "x" * 253, "x" * 254, f"b'{'x' * 75}..."),
+        (pa.string(), "x" * 253, "x" * 254, f"b'{'x' * 78}..."),
     ],
 )
 def test_a_partition_value_that_no_reader_reads_is_a_dead_letter(kind, good, bad, why):

@@ -160,7 +160,8 @@ def test_a_call_that_fails_once(operation, applied):
         test.fail_next(operation, applied=applied)
         assert test.run().reason == "drained"
         assert texts(test) == ["a"]
-        assert len(test.dead_letters()) == 1
+        # A write that was applied without an answer is repeated; readers take one row of a record.
+        assert len({one["sequence_number"] for one in test.dead_letters()}) == 1
         assert not test._failures.take(operation, applied=applied), "the failure did not happen"
 
 
