@@ -32,6 +32,10 @@ from kcl_pipeline.text import counted
 
 START_SECONDS: Final = 90.0
 _POLL_SECONDS: Final = 0.1
+_CLOCK_SECONDS: Final = 5.0
+"""The kernel's time of the boot, and so the creation time of a process, differs by up to a second
+between two reads on a virtual machine. Nobody gets the id of a process within seconds of its start.
+"""
 _FILE: Final = "local-aws.json"
 _NO_ACCOUNT: Final = frozenset(
     {
@@ -65,7 +69,7 @@ class Server:
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        return _created(self.pid) == self.started
+        return _runs(self.pid, self.started)
 
 
 def use_local_aws(
@@ -119,6 +123,14 @@ def _created(pid: int) -> float | None:
         return process.create_time()
     except psutil.Error:
         return None
+
+
+def _runs(pid: int, started: float | None) -> bool:
+    """Whether the process with this id still is the one that was created at this time."""
+    created = _created(pid)
+    if created is None or started is None:
+        return False
+    return abs(created - started) < _CLOCK_SECONDS
 
 
 def _dagster_dev() -> int | None:
@@ -228,7 +240,7 @@ def _serve(
         publish = _function(records)
         number = 0
         try:
-            while owner_began is not None and _created(owner) == owner_began:
+            while _runs(owner, owner_began):
                 if publish is not None:
                     _put(kinesis, publish(number))
                 number += 1

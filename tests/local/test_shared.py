@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from kcl_pipeline import use_local_aws
+from kcl_pipeline.local.shared import Server
 
 OWNER = """
 import subprocess, sys
@@ -81,3 +82,10 @@ def test_processes_of_one_dagster_share_a_server_that_ends_with_it(no_aws, tmp_p
     finally:
         if psutil.pid_exists(server["pid"]):
             os.kill(server["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("seconds", "is_alive"), [(0.0, True), (1.0, True), (60.0, False)])
+def test_a_server_is_known_although_the_time_of_the_boot_moves(seconds, is_alive):
+    """The kernel's answer differs by up to a second between two reads on a virtual machine."""
+    started = psutil.Process().create_time() - seconds
+    assert Server("http://127.0.0.1:1", os.getpid(), started, {}).is_alive == is_alive
