@@ -19,7 +19,7 @@ class Events:
         self.ledger = SimpleNamespace(
             events={one: SimpleNamespace(lease_name=name) for one, name in events.items()}
         )
-        self.left, self.moves, self.owners = set(events), [], {}
+        self.left, self.moves, self.owners, self.rewinds = set(events), [], {}, 0
         orders = SimpleNamespace(ref="orders", lease_name=lambda shard_id: shard_id)
         self.streams = SimpleNamespace(
             of_name=lambda _: orders, settled=lambda _: SimpleNamespace(shards=SHARDS)
