@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from kcl_pipeline.aws import open_removals, open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.retire import parts
+from kcl_pipeline.control.retire import resources
 from kcl_pipeline.control.retire.resources import ResourceFinder
 from kcl_pipeline.control.retire.run import Retiring
 from kcl_pipeline.delta.sink import DeltaSink
@@ -77,7 +77,7 @@ def test_only_tables_that_exist_are_said_to_stay(
     def deny(*_: object) -> bool:
         raise SinkError("denied")
 
-    monkeypatch.setattr(parts, "table_exists", deny)
+    monkeypatch.setattr(resources, "table_exists", deny)
     shutil.rmtree(sink.dead_letters)
     assert tables() == [True, True], "what cannot be looked at may exist"
 

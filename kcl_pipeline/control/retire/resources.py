@@ -27,8 +27,6 @@ _POSITIONS: Final = (
     "after them. To read records again, use another name, or `kcl-pipeline seek` after its start"
 )
 
-_LETTERS: Final = ": a record that it has is not written a second time"
-
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -177,7 +175,7 @@ class ResourceFinder:
         if letters is None:
             self._stays.append(f"the dead-letter table, if any ({uri}_dead_letters unless set)")
         elif _may_exist(letters, options):
-            self._stays.append(f"the dead-letter table {letters}{_LETTERS}")
+            self._stays.append(f"the dead-letter table {letters}")
         found = self._attempt(f"announcements of the table {removal.uri}", removal.find)
         if found is None:
             return None
