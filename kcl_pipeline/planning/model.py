@@ -134,14 +134,31 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The input of a strategy. The order of leases and workers does not matter."""
+    """The input of a strategy. The order of leases and workers does not matter.
+
+    Attributes:
+        leases: All leases.
+        workers: The living workers.
+        limits: The settings.
+        stop: Returns whether the time for the plan is over. A strategy that may need long asks it
+            between moves, and returns the moves that it has so far. It is no part of the equality
+            of two inputs.
+    """
 
     leases: tuple[LeaseState, ...]
     workers: tuple[WorkerState, ...]
     limits: PlanLimits = PlanLimits()
+    stop: Callable[[], bool] = field(default=_never, compare=False, repr=False)
 
 
 Strategy = Callable[[PlanInput], Plan]
-"""A pure, deterministic function. `planning.strategies.register` registers it under a name."""
+"""A function of its input that is deterministic, but for `PlanInput.stop`.
+
+`planning.strategies.register` registers it under a name.
+"""

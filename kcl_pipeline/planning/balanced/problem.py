@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.loads import Loads, lease_loads
@@ -39,6 +39,7 @@ class Problem:
         group_capacities: `group_capacities[r][g]` in fair shares.
         other_group_leases: Per group, leases of workers that accept no leases.
         other_group_kbps: Per group, throughput of these leases.
+        stop: Returns whether the time for the plan is over.
     """
 
     leases: list[LeaseState]
@@ -56,6 +57,7 @@ class Problem:
     group_capacities: list[list[float]]
     other_group_leases: list[int]
     other_group_kbps: list[float]
+    stop: Callable[[], bool]
 
     @property
     def target(self) -> float:
@@ -163,6 +165,7 @@ def build(plan_input: PlanInput) -> Problem | None:
         group_capacities=[],
         other_group_leases=[0] * len(groups),
         other_group_kbps=[0.0] * len(groups),
+        stop=plan_input.stop,
     )
     _count_the_others(problem, ordered, measured, everyone, group_index)
     _scale(problem, measured, taken)

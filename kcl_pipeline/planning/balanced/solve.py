@@ -156,7 +156,7 @@ def shed(state: Assignment) -> bool:
     stuck: set[int] = set()
     once: set[int] = set()
     budget = 4 * len(state.owner) + 16
-    while heap and budget > 0:
+    while heap and budget > 0 and not state.problem.stop():
         budget -= 1
         need, w = heapq.heappop(heap)
         if w in stuck:

@@ -205,7 +205,7 @@ def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
     failed, reached = targets.rest, min(peak, _Stress(problem, targets, calm, targets.rest).peak)
     for stretch in _STRETCHES:
         rest = targets.rest * stretch
-        if rest >= reached:
+        if rest >= reached or problem.stop():
             break
         owner, done, peak = _attempt(problem, targets, rest)
         if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
@@ -215,6 +215,8 @@ def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
             break
         failed = rest
     for _ in range(_REFINEMENTS):
+        if problem.stop():
+            return best
         middle = (failed + reached) / 2
         owner, done, peak = _attempt(problem, targets, middle)
         if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
@@ -306,7 +308,7 @@ def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> l
     fair = min(max(sum(held) // len(held), 1), most or len(calm))
     few = 0 if most is not None else fair // 2
     for w in [w for w, count in enumerate(held) if count <= few]:
-        while held[w] < fair:
+        while held[w] < fair and not problem.stop():
             giver = max(
                 range(len(held)), key=lambda v: (held[v] if assignment.held[0][v] else -1, -v)
             )

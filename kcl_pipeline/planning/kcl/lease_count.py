@@ -37,21 +37,22 @@ def lease_count_based(given: PlanInput) -> Plan:
         lambda lease, target: target.add(lease, weights[lease.lease_key]),
     )
     if given.limits.balance:
-        moves += _even_out(fleet, {move.lease_key for move in moves}, given.limits)
+        moves += _even_out(fleet, {move.lease_key for move in moves}, given)
     return Plan(NAME, tuple(moves), tuple(spilled))
 
 
-def _even_out(fleet: list[Holder], placed: set[str], limits: PlanLimits) -> list[Move]:
+def _even_out(fleet: list[Holder], placed: set[str], given: PlanInput) -> list[Move]:
     """Move leases one at a time. A lease that was placed or moved in this plan stays.
 
     What a step needs is kept in order, because a fleet that begins on one worker needs as many
     steps as there are leases.
     """
+    limits = given.limits
     moves: list[Move] = []
     movable = {holder.worker_id: _movable(holder, placed) for holder in fleet}
     sources = sorted((_most_first(holder), holder) for holder in fleet)
     targets = sorted((h.fewest_first(), h) for h in fleet if h.can_take(limits))
-    while (step := _next_step(sources, targets, movable, limits)) is not None:
+    while not given.stop() and (step := _next_step(sources, targets, movable, limits)) is not None:
         lease, source, target = step
         reason = (
             f"{source.worker_id} has {source.live} leases, {target.worker_id} has {target.live}"

@@ -18,7 +18,7 @@ from kcl_pipeline.planning.kcl.fleet import (
     place,
     waiting_leases,
 )
-from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits
+from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput
 
 NAME = "worker_utilization_aware"
 _SHARE = "share of the load"
@@ -33,7 +33,7 @@ def worker_utilization_aware(given: PlanInput) -> Plan:
     With `limits.balance`, leases of over-utilized workers move, too.
     """
     weights = lease_weights(given.leases)
-    fleet = _Fleet(holders(given, weights), weights, given.limits)
+    fleet = _Fleet(holders(given, weights), weights, given)
     waiting = waiting_leases(given, weights)
     moves, spilled = place(waiting, fleet.holders, given.limits, fleet.rank, fleet.give)
     if given.limits.balance:
@@ -50,11 +50,10 @@ class _Fleet:
     single idle one would count as average.
     """
 
-    def __init__(
-        self, fleet: list[Holder], weights: Mapping[str, float], limits: PlanLimits
-    ) -> None:
+    def __init__(self, fleet: list[Holder], weights: Mapping[str, float], given: PlanInput) -> None:
         self.holders = fleet
-        self.limits = limits
+        self.limits = given.limits
+        self.stop = given.stop
         self.weights = weights
         self.fair = sum(weights.values()) / len(fleet) if fleet else 0.0
         self.values = {
@@ -154,6 +153,8 @@ def _balance(fleet: _Fleet, placed: set[str]) -> list[Move]:
     moves: list[Move] = []
     for source in sorted(best, key=lambda s: (-s.take, s.holder.worker_id)):
         for lease in _candidates(fleet, source, placed):
+            if fleet.stop():
+                return moves
             others = (h for h in fleet.holders if h is not source.holder)
             target = next(
                 (h for h in sorted(others, key=fleet.rank) if fleet.stays_average(lease, h)), None
@@ -245,6 +246,8 @@ def _start_idle_workers(fleet: _Fleet, moved: set[str]) -> list[Move]:
     for idle in sorted(
         (h for h in fleet.holders if not h.live and _is_calm(fleet, h)), key=fleet.rank
     ):
+        if fleet.stop():
+            break
         offer = _lightest_of_the_fullest(fleet, idle, moved | {m.lease_key for m in moves})
         if offer is None:
             continue

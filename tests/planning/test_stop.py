@@ -1,0 +1,37 @@
+"""A plan that takes too long is cut off: it has the moves found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kcl_pipeline.planning import strategies
+from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
+
+LOADED = ("balanced", "lease_count_based", "worker_utilization_aware")
+
+
+def after_calls(calls: int) -> Callable[[], bool]:
+    """Return a `stop` that says yes from this call on."""
+    left = [calls]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    return stop
+
+
+@pytest.mark.parametrize("name", LOADED)
+@pytest.mark.parametrize("kbps", [0.0, 100.0])
+def test_a_plan_that_is_cut_off_has_some_of_the_moves(name: str, kbps: float) -> None:
+    leases = tuple(LeaseState(f"s{i:03}", "w0000", kbps) for i in range(400))
+    crew = tuple(WorkerState(f"w{w:04}") for w in range(20))
+    waiting = tuple(LeaseState(f"t{i}", None, kbps) for i in range(5))
+    whole = strategies.get(name)(PlanInput((*leases, *waiting), crew))
+    cut = strategies.get(name)(PlanInput((*leases, *waiting), crew, stop=after_calls(10)))
+    placed = {move.lease_key for move in cut.moves if move.from_worker is None}
+    assert placed == {lease.lease_key for lease in waiting}, "a cut never leaves one out"
+    assert len(cut.moves) < len(whole.moves)
+    assert all(move.reason for move in cut.moves)
