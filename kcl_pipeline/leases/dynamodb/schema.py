@@ -127,6 +127,15 @@ class TableCreator:
             "BillingMode": settings.billing_mode,
             **self._throughput(),
         }
+        if shape.index is not None:
+            # Java adds the index to the finished table, which takes minutes; with the table it is
+            # there at once. The table is the same afterwards.
+            request["AttributeDefinitions"] += [
+                {"AttributeName": shape.index.hash_name, "AttributeType": "S"}
+            ]
+            request["GlobalSecondaryIndexes"] = [
+                {**self._index(shape.index), **self._throughput()}
+            ]
         if settings.deletion_protection_enabled:
             request["DeletionProtectionEnabled"] = True
         if settings.tags:
@@ -189,16 +198,18 @@ class TableCreator:
             self._add_index(index, table)
         return status == "ACTIVE"
 
-    def _add_index(self, index: Index, table: dict[str, Any]) -> None:
-        key_name = self._shape.key_name
-        create: dict[str, Any] = {
+    def _index(self, index: Index) -> dict[str, Any]:
+        return {
             "IndexName": index.name,
             "KeySchema": [
                 {"AttributeName": index.hash_name, "KeyType": "HASH"},
-                {"AttributeName": key_name, "KeyType": "RANGE"},
+                {"AttributeName": self._shape.key_name, "KeyType": "RANGE"},
             ],
             "Projection": {"ProjectionType": "KEYS_ONLY"},
         }
+
+    def _add_index(self, index: Index, table: dict[str, Any]) -> None:
+        create = self._index(index)
         base = table.get("ProvisionedThroughput", {})
         if table.get("BillingModeSummary", {}).get(
             "BillingMode", "PROVISIONED"
@@ -214,7 +225,7 @@ class TableCreator:
                 TableName=self._shape.name,
                 AttributeDefinitions=[
                     {"AttributeName": name, "AttributeType": "S"}
-                    for name in (key_name, index.hash_name)
+                    for name in (self._shape.key_name, index.hash_name)
                 ],
                 GlobalSecondaryIndexUpdates=[{"Create": create}],
             )
