@@ -133,9 +133,7 @@ class TableCreator:
             request["AttributeDefinitions"] += [
                 {"AttributeName": shape.index.hash_name, "AttributeType": "S"}
             ]
-            request["GlobalSecondaryIndexes"] = [
-                {**self._index(shape.index), **self._throughput()}
-            ]
+            request["GlobalSecondaryIndexes"] = [{**self._index(shape.index), **self._throughput()}]
         if settings.deletion_protection_enabled:
             request["DeletionProtectionEnabled"] = True
         if settings.tags:
