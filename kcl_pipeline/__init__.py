@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.client import RECORD_SCHEMA
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
     from kcl_pipeline.local.shared import use_local_aws
-    from kcl_pipeline.orchestration.assets.limits import CheckLimits
     from kcl_pipeline.orchestration.component import KinesisPipelineComponent
     from kcl_pipeline.orchestration.resources import (
         AwsResource,
@@ -129,6 +128,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
     from kcl_pipeline.spark.java import java_command
     from kcl_pipeline.spark.session import build_session
+    from kcl_pipeline.status.limits import CheckLimits
     from kcl_pipeline.stream_config import StreamConfig, StreamSelector
     from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
     from kcl_pipeline.worker.worker import Worker
@@ -259,7 +259,7 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "orchestration.assets.limits": "CheckLimits",
+    "status.limits": "CheckLimits",
     "aws": "AwsClients SessionOptions",
     "batch": "ShardRange",
     "orchestration.component": "KinesisPipelineComponent",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -53,19 +53,27 @@ def print_table(
     numbers: Sequence[str] = (),
 ) -> None:
     """Print a table, or "(none)" without rows. Columns in `numbers` are right-aligned."""
-    table = Table(
+    console().print(table(title, columns, rows, numbers=numbers))
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+) -> RenderableType:
+    """A table, or "(none)" without rows. Columns in `numbers` are right-aligned."""
+    found = Table(
         title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold"
     )
     for name in columns:
-        table.add_column(
+        found.add_column(
             plain(name), justify="right" if name in numbers else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
-    out = console()
-    out.print(table)
-    if not table.row_count:
-        out.print("(none)")
+        found.add_row(*(plain(cell) for cell in row))
+    return found if found.row_count else Group(found, "(none)")
 
 
 def escape_what_cannot_be_encoded() -> None:

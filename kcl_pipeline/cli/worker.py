@@ -62,7 +62,7 @@ def worker(
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a worker until SIGTERM, Ctrl-C or `kcl-pipeline workers drain`.
+    """Run a worker until SIGTERM, Ctrl-C or `kcl-pipeline drain`.
 
     It then finishes its batch, checkpoints, and releases its leases. While the application is
     paused, it waits without leases; with --drain it fails instead. With --json the last line of

@@ -145,7 +145,7 @@ class Moving:
         if row is None:
             raise ApplicationInUseError(
                 f"the lease {printable(lease_key)} changed at this moment; look with "
-                "`kcl-pipeline leases`, and try again"
+                "`kcl-pipeline status`, and try again"
             )
         done = self._wait_for(lease_key, to_worker, wait_seconds)
         return Moved(lease_key, before, to_worker, graceful, done=done)
@@ -155,7 +155,7 @@ class Moving:
         shown = printable(lease_key)
         if lease is None:
             raise NotFoundError(
-                f"there is no lease {shown}; `kcl-pipeline leases` lists them", operation="GetItem"
+                f"there is no lease {shown}; `kcl-pipeline status` lists them", operation="GetItem"
             )
         if lease.ended:
             raise SettingsError(f"the shard of the lease {shown} is finished; nothing is left")
@@ -174,7 +174,7 @@ class Moving:
         row = self._row(worker_id)
         if row is None:
             raise NotFoundError(
-                f"there is no worker {printable(worker_id)}; `kcl-pipeline workers` lists them",
+                f"there is no worker {printable(worker_id)}; `kcl-pipeline status` lists them",
                 operation="Scan",
             )
         if row.drain_requested:
@@ -196,7 +196,7 @@ class Moving:
         row = self._row(worker_id)
         if row is None:
             raise NotFoundError(
-                f"there is no worker {printable(worker_id)}; `kcl-pipeline workers` lists them",
+                f"there is no worker {printable(worker_id)}; `kcl-pipeline status` lists them",
                 operation="Scan",
             )
         if row.run_id is None:

@@ -64,11 +64,11 @@ def balanced(*, taken: bool) -> str:
     """Whether a leader has balanced."""
     if taken:
         return (
-            "the leader has balanced the leases; `kcl-pipeline leases` shows moves that still run"
+            "the leader has balanced the leases; `kcl-pipeline status` shows moves that still run"
         )
     return (
         "no leader has taken the request yet; it stays stored. A leader of the Java KCL does not "
-        "take it: see `kcl-pipeline leader`"
+        "take it: see `kcl-pipeline status`"
     )
 
 

@@ -8,7 +8,6 @@ import dagster as dg
 from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.orchestration.assets.checks.definitions import build_checks
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.orchestration.assets.maintenance import build_maintenance_job
 from kcl_pipeline.orchestration.assets.names import Names, output_key
 from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
@@ -28,6 +27,7 @@ from kcl_pipeline.orchestration.resources import (
 from kcl_pipeline.orchestration.resources.spark import check_spark, spark_resource
 from kcl_pipeline.orchestration.sensors.leader import build_leader_sensor
 from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.status.limits import CheckLimits
 
 
 def build_definitions(

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from dagster import AssetKey, Definitions
     from pyspark.sql import DataFrame
 
-    from kcl_pipeline.orchestration.assets.limits import CheckLimits
     from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
+    from kcl_pipeline.status.limits import CheckLimits
     from kcl_pipeline.worker.worker import Worker
 
 __all__ = ["Fleet", "KinesisPipeline", "SessionFactory", "sink_address"]

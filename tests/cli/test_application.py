@@ -116,11 +116,11 @@ def test_doctor_compares_the_streams(recorded, stream):
         *("doctor", "-a", recorded.name, "-s", recorded.name + stream, "--watch-seconds", "0"),
         code=1,
     )
-    (about,) = (one for one in found if one["subject"] == "application")
+    (about,) = (one for one in found if one["name"] == "application")
     assert about["level"] == ("problem" if stream else "ok")
     expected = (
         "the two streams have the same lease keys"
         if stream
         else f"reads {recorded.name}, writes to delta:"
     )
-    assert expected in about["text"]
+    assert expected in about["sentence"]

@@ -1,5 +1,6 @@
 """The command line against the embedded AWS, in process."""
 
+import threading
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.running import progress_line
 from kcl_pipeline.leases.state.worker_status import MAX_LAGS, LeaseLag, PausedLease, WorkerStatus
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.worker.summary import WorkerProgress
 from tests.support.cli_fleet import run, run_json
@@ -18,86 +19,90 @@ pytest_plugins = ["tests.support.cli_fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
 
 
-def test_leases_table(shared):
-    text = run("leases", "-a", shared.name).stdout
-    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("shardId-")}
-    assert list(lines) == sorted(shared.keys)
-    assert "blue-2" in lines[shared.keys[1]]
-    assert "held" in lines[shared.keys[1]]
-    assert "10.5" in lines[shared.keys[1]]
-    assert "(no owner)" in lines[shared.keys[3]]
-    assert "free" in lines[shared.keys[3]]
-    assert "TRIM_HORIZON" in lines[shared.keys[3]]
+def status(name, *arguments):
+    found = run_json("status", "-a", name, *arguments)
+    rows = {row["lease_key"]: row for row in found["leases"]}
+    return found | {"leases": rows, "workers": {w["worker_id"]: w for w in found["workers"]}}
 
 
-def test_leases_json_says_everything(shared):
-    rows = run_json("leases", "-a", shared.name)
-    assert [row["lease_key"] for row in rows] == sorted(shared.keys)
-    assert rows[1] == {
-        "lease_key": shared.keys[1],
-        "stream": None,
-        "shard_id": shared.keys[1],
+def lines_of(text):
+    return {line.split()[0]: line for line in text.splitlines() if line.strip()}
+
+
+def test_status_shows_findings_workers_and_leases(fleet):
+    text = run("status", "-a", fleet.name).stdout
+    lines = lines_of(text)
+    assert text.startswith(f"{fleet.name} at ")
+    assert "2 workers, 4 leases and 0 ended, 31.5 KiB/s, lag unknown" in text
+    assert "blue-2" in lines[fleet.keys[2]]
+    assert "10.5" in lines[fleet.keys[1]]
+    assert "(no owner)" in lines[fleet.keys[3]]
+    assert "no owner" in lines[fleet.keys[3]]
+    assert "TRIM_HORIZON" in lines[fleet.keys[3]]
+    assert "blue-2 for" in text.partition("(by their own clocks): ")[2].splitlines()[0]
+    assert "lease_without_worker: " in text
+    assert "20.0" in lines["blue-1"]
+    assert "silent for" in lines["blue-2"]
+
+
+def test_status_json_says_everything(fleet):
+    found = status(fleet.name)
+    assert (found["application"], found["leader"]) == (fleet.name, "blue-1")
+    row = found["leases"][fleet.keys[1]]
+    keys = row.pop("hash_keys")
+    assert row == {
+        "lease_key": fleet.keys[1],
+        "worker": "blue-2",
         "owner": "blue-2",
-        "checkpoint_owner": None,
-        "state": "held",
-        "paused_because": None,
-        "checkpoint": "49651",
-        "pending_checkpoint": None,
-        "counter": 1,
-        "owner_switches_since_checkpoint": 0,
-        "throughput_kbps": 10.5,
-        "parent_shard_ids": [],
-        "child_shard_ids": [],
-        "hash_key_range": rows[1]["hash_key_range"],
-        "lag_millis": None,
+        "state": "owner is gone",
+        "why": None,
+        "lag_seconds": None,
         "lag_is_upper_bound": False,
-        "lag_age_seconds": None,
+        "kbps": 10.5,
+        "checkpoint": "49651",
+        "checkpoint_age": None,
+        "counter": 1,
+        "parents": [],
     }
-    assert int(rows[0]["hash_key_range"][1]) + 1 == int(rows[1]["hash_key_range"][0])
+    assert int(found["leases"][fleet.keys[0]]["hash_keys"][1]) + 1 == int(keys[0])
+    worker = found["workers"]["blue-1"]
+    assert (worker["group"], worker["leases"], worker["run_id"]) == ("blue", 1, "run-1")
+    assert (worker["cpu_percent"], worker["cpu_limit"], worker["states"]) == (20.0, 100, [])
+    assert found["workers"]["blue-2"]["report_seconds"] >= 99
+    assert {one["name"]: one for one in found["findings"]}["worker_silent"]["advice"]
 
 
-def test_leases_by_worker_and_by_group(shared):
-    by_worker = {
-        row["worker"]: row for row in run_json("leases", "-a", shared.name, "--by", "worker")
-    }
+def test_status_by_worker_and_by_group(shared):
+    by_worker = {row["name"]: row for row in status(shared.name, "--by", "worker")["by"]}
     assert {name: row["leases"] for name, row in by_worker.items()} == {
         "blue-1": 1,
         "blue-2": 2,
         "(no owner)": 1,
     }
-    assert by_worker["blue-2"]["throughput_kbps"] == 31.5
-    by_group = {
-        row["group"]: row["leases"]
-        for row in run_json("leases", "-a", shared.name, "--by", "group")
-    }
+    assert by_worker["blue-2"]["kbps"] == 31.5
+    by_group = {row["name"]: row["leases"] for row in status(shared.name, "--by", "group")["by"]}
     assert by_group == {"blue": 3, "(no owner)": 1}
-    assert "Leases by group" in run("leases", "-a", shared.name, "--by", "group").stdout
+    assert "Leases by group" in run("status", "-a", shared.name, "--by", "group").stdout
 
 
 def test_a_lease_in_handoff_counts_for_who_still_processes_it(fleet):
     lease = fleet.tables.lease.get(fleet.keys[0])
     assert fleet.tables.lease.initiate_handoff(lease, "blue-2")
-    assert "handoff to blue-2" in run("leases", "-a", fleet.name).stdout
-    assert run_json("leases", "-a", fleet.name)[0]["state"] == "handoff"
-    rows = {row["worker"]: row for row in run_json("leases", "-a", fleet.name, "--by", "worker")}
-    assert (rows["blue-1"]["leases"], rows["blue-1"]["handing_over"]) == (1, 1)
+    assert "handoff to blue-2" in run("status", "-a", fleet.name).stdout
+    found = status(fleet.name, "--by", "worker")
+    assert found["leases"][fleet.keys[0]]["state"] == "handoff to blue-2"
+    rows = {row["name"]: row for row in found["by"]}
+    assert (rows["blue-1"]["leases"], rows["blue-1"]["in_handoff"]) == (1, 1)
 
 
 def test_ended_leases_are_told_apart(fleet):
     lease = fleet.tables.lease.get(fleet.keys[1])
     assert fleet.tables.lease.update_checkpoint(lease, checkpoint=SHARD_END)
-    assert run_json("leases", "-a", fleet.name)[1]["state"] == "ended"
-    rows = {row["worker"]: row for row in run_json("leases", "-a", fleet.name, "--by", "worker")}
+    found = status(fleet.name, "--by", "worker")
+    assert found["leases"][fleet.keys[1]]["state"] == "ended"
+    rows = {row["name"]: row for row in found["by"]}
     assert (rows["blue-2"]["leases"], rows["blue-2"]["ended"]) == (1, 1)
-
-
-def test_rows_that_are_no_leases_are_named(fleet):
-    fleet.clients.dynamodb.put_item(
-        TableName=fleet.name,
-        Item={"leaseKey": {"S": "shardId-odd"}, "checkpoint": {"S": "not a position"}},
-    )
-    said = run("leases", "-a", fleet.name).stderr
-    assert f"table {fleet.name}: the row shardId-odd is not a lease that can be read: " in said
+    assert fleet.keys[1] not in lines_of(run("status", "-a", fleet.name).stdout)
 
 
 def test_what_others_wrote_is_shown_as_it_is_and_moves_no_cursor(fleet):
@@ -113,80 +118,72 @@ def test_what_others_wrote_is_shown_as_it_is_and_moves_no_cursor(fleet):
         TableName=fleet.name,
         Item={"leaseKey": {"S": "shardId-odd"}, "checkpoint": {"S": "\x1b[2J\nforged"}},
     )
-    said = run("leases", "-a", fleet.name)
-    assert "[/x]" in said.stdout
-    assert "\\x1b[2J\\nforged" in said.stderr
-    assert "\x1b" not in said.stdout + said.stderr
-    assert "[/x]" in run("leases", "-a", fleet.name, "--by", "worker").stdout
-    workers = run("workers", "-a", fleet.name).stdout
-    assert "[/x]" in workers
-    assert "[red]:boom:" in workers
+    said = run("status", "-a", fleet.name).stdout
+    assert "[/x]" in said
+    assert "the row shardId-odd is not a lease that can be read: " in said
+    assert "\\x1b[2J\\nforged" in said
+    assert "\x1b" not in said
+    assert "[/x]" in run("status", "-a", fleet.name, "--by", "worker").stdout
+    assert status(fleet.name)["workers"]["[/x]"]["run_id"] == "[red]:boom:"
     assert "[/x]" in run("plan", "-a", fleet.name, "-s", fleet.name).stdout
     bad = run_json("plan", "-a", fleet.name, "-s", fleet.name)["bad_rows"]
     assert [row["key"] for row in bad] == ["shardId-odd"]
 
 
-def test_workers_json(shared):
-    one, two = run_json("workers", "-a", shared.name)
-    assert (one["worker_id"], one["group"], one["leases"], one["run_id"]) == (
-        "blue-1",
-        "blue",
-        1,
-        "run-1",
-    )
-    assert one["stats"] == {"C": [10.0, 20.0]}
-    assert (two["leases"], two["operating_range"]) == (2, {"C": [90]})
-    assert two["seconds_since_report"] >= 99
-
-
-def test_a_paused_shard_is_shown_with_its_reason(fleet):
+def test_a_paused_shard_is_shown_with_its_reason_and_its_lag(fleet):
     pause = PausedLease(fleet.keys[0], "16 of 16 records fail", 40.0)
     lags = (LeaseLag(fleet.keys[0], 61_250),)
-    status = WorkerStatus(61_250, 2, (pause,), 1, lags, 12, 3, "SinkError: no such table")
-    fleet.tables.workers.report(WorkerMetrics("blue-1", int(time.time()) - 7, status=status))
-    lines = run("leases", "-a", fleet.name).stdout.splitlines()
-    assert "paused" in next(line for line in lines if fleet.keys[0] in line)
-    assert sum("paused" in line for line in lines) == 1
-    rows = run_json("leases", "-a", fleet.name)
-    assert [row["paused_because"] for row in rows] == ["16 of 16 records fail", None, None, None]
-    first = next(
-        line for line in run("workers", "-a", fleet.name).stdout.splitlines() if "blue-1" in line
+    state = WorkerStatus(61_250, 2, (pause,), 1, lags, 12, 3, "SinkError: no such table")
+    fleet.tables.workers.report(
+        WorkerMetrics("blue-1", int(time.time()) - 7, status=state, run_id="run-1")
     )
-    assert "1 shard paused" in first
-    assert "the sink refused the last 3 batches" in first
-    assert "61.2 s (2 shards unknown)" in first
-    assert " 12 " in first
-    (one, _) = run_json("workers", "-a", fleet.name)
-    assert {name: one[name] for name in one if name in EXPECTED} == EXPECTED | {
-        "paused": {fleet.keys[0]: "16 of 16 records fail"}
-    }
+    text = run("status", "-a", fleet.name).stdout
+    lines = lines_of(text)
+    assert "paused: 16 of 16 records fail" in lines[fleet.keys[0]]
+    assert "61.2 s" in lines[fleet.keys[0]]
+    assert "shard_paused: 1 shard is paused" in text
+    assert "1 shard paused, the last 3 batches refused" in text
+    assert "61.2 s (2 shards unknown)" in text
+    found = status(fleet.name)
+    assert found["leases"][fleet.keys[0]]["why"] == "16 of 16 records fail"
+    assert found["workers"]["blue-1"]["dead_letters"] == 12
 
 
-EXPECTED = {
-    "lag_millis": 61_250,
-    "unknown_lags": 2,
-    "paused": {},
-    "dead_letters": 12,
-    "failed_batches": 3,
-    "failure": "SinkError: no such table",
-}
+def test_a_lag_that_the_worker_does_not_list_has_an_upper_bound(fleet):
+    listed = [LeaseLag(f"other-{n}", 90_000 - n) for n in range(MAX_LAGS - 1)]
+    state = WorkerStatus(
+        90_000, lags=(*listed, LeaseLag(fleet.keys[1], 12_500)), more_lags=1, more_lags_millis=9
+    )
+    fleet.tables.workers.report(WorkerMetrics("blue-2", int(time.time()) - 65, status=state))
+    rows = status(fleet.name)["leases"]
+    assert (rows[fleet.keys[1]]["lag_seconds"], rows[fleet.keys[1]]["lag_is_upper_bound"]) == (
+        12.5,
+        False,
+    )
+    assert (rows[fleet.keys[2]]["lag_seconds"], rows[fleet.keys[2]]["lag_is_upper_bound"]) == (
+        12.5,
+        True,
+    )
+    lines = lines_of(run("status", "-a", fleet.name).stdout)
+    assert "≤ 12.5 s" in lines[fleet.keys[2]]
+    assert "not read yet" in lines[fleet.keys[0]]
 
 
-def test_leases_show_the_lag_of_committed_data_and_its_age(fleet):
-    owned = [fleet.keys[1], fleet.keys[2]]
-    worst = [LeaseLag(f"other-{n}", 90_000 - n) for n in range(MAX_LAGS - 1)]
-    status = WorkerStatus(90_000, lags=(*worst, LeaseLag(owned[0], 12_500)))
-    fleet.tables.workers.report(WorkerMetrics("blue-2", int(time.time()) - 65, status=status))
-    rows = {row["lease_key"]: row for row in run_json("leases", "-a", fleet.name)}
-    assert (rows[owned[0]]["lag_millis"], rows[owned[0]]["lag_is_upper_bound"]) == (12_500, False)
-    assert (rows[owned[1]]["lag_millis"], rows[owned[1]]["lag_is_upper_bound"]) == (12_500, True)
-    assert 65 <= rows[owned[0]]["lag_age_seconds"] < 90
-    assert rows[fleet.keys[0]]["lag_millis"] is None, "its worker has reported none"
-    lines = {line.split()[0]: line for line in run("leases", "-a", fleet.name).stdout.splitlines()}
-    assert "12.5 s (1 min" in lines[owned[0]]
-    assert "<= 12.5 s (1 min" in lines[owned[1]]
-    assert lines[fleet.keys[0]].rstrip().endswith("unknown")
-    assert lines[fleet.keys[3]].rstrip().endswith("-"), "nobody has it"
+def test_watch_looks_again_and_shows_moves(fleet, monkeypatch):
+    looks = []
+
+    def sleep(self, seconds):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        looks.append(seconds)
+        if len(looks) > 1:
+            raise KeyboardInterrupt
+        assert fleet.tables.lease.assign(fleet.tables.lease.get(fleet.keys[3]), "blue-1")
+
+    monkeypatch.setattr(clock_module.SystemClock, "sleep", sleep)
+    result = run("status", "-a", fleet.name, "--watch", "--seconds", "2", code=130)
+    assert looks == [2.0, 2.0]
+    assert f"{fleet.keys[3]}" in result.stdout.rpartition("Moves")[2]
 
 
 @pytest.mark.parametrize(
@@ -210,55 +207,6 @@ def test_leases_show_the_lag_of_committed_data_and_its_age(fleet):
 )
 def test_the_progress_line_does_not_take_what_is_unknown_for_zero(progress, line):
     assert progress_line(progress) == line
-
-
-def test_workers_table_shows_what_is_special(fleet):
-    assert fleet.tables.workers.request_drain("blue-1")
-    lines = run("workers", "-a", fleet.name).stdout.splitlines()
-    one, two = (
-        next(line for line in lines if line.startswith(name)) for name in ("blue-1", "blue-2")
-    )
-    assert "drain requested" in one
-    assert "20.0" in one
-    assert "metrics failing" in two
-    assert "50.0" in two, "the last average that was none of a failed interval"
-    assert "1 min 4" in two
-
-
-def test_leader_and_client_version(shared):
-    text = run("leader", "-a", shared.name).stdout
-    assert "leader blue-1 (lock of 30 s, version v1)" in text
-    assert "client version: CLIENT_VERSION_3X, set by blue-1" in text
-    assert run_json("leader", "-a", shared.name) == {
-        "leader": "blue-1",
-        "lease_duration_millis": 30_000,
-        "version": "v1",
-        "is_released": False,
-        "alive": None,
-        "client_version": "CLIENT_VERSION_3X",
-    }
-
-
-def test_a_silent_leader_is_told_from_a_living_one(fleet, monkeypatch):
-    table = fleet.tables.coordinator
-    old = table.read_lock()
-    assert table.release_lock(old)
-    lock = LeaderLock("blue-1", 1_000, "v2")
-    assert table.put_lock(lock, replacing=None)
-    assert "not renewed" in run("leader", "-a", fleet.name, "--wait", code=1).stdout
-
-    def heartbeat(self, seconds):
-        table.heartbeat_lock(table.read_lock(), "v3")
-
-    monkeypatch.setattr(clock_module.SystemClock, "sleep", heartbeat)
-    assert ", alive" in run("leader", "-a", fleet.name, "--wait").stdout
-
-
-def test_nobody_leads(fleet):
-    table = fleet.tables.coordinator
-    assert table.release_lock(table.read_lock())
-    assert "no leader: there is no lock" in run("leader", "-a", fleet.name).stdout
-    run("leader", "-a", fleet.name, "--wait", code=1)
 
 
 def test_plan_shows_moves_with_reasons_and_loads(fleet):

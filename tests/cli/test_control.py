@@ -29,14 +29,14 @@ def test_a_pause_is_stored_shown_and_removed(fleet):
     rows = {row.worker_id: row for row in fleet.tables.workers.scan_workers().workers}
     assert rows["blue-1"].drains_for_pause
     assert not rows["blue-2"].drain_requested
-    assert run_json("workers", "-a", name)[0]["drain_requested"]
-    assert "pausing" in run("workers", "-a", name).stdout
+    assert run_json("status", "-a", name)["workers"][0]["states"] == ["pausing"]
+    assert "pausing" in run("status", "-a", name).stdout
     found = run_json("pause", "-a", name, "--wait", "0")
     assert (found["is_new"], found["pause"]["reason"]) == (False, "a new table")
-    findings = run_json("doctor", "-a", name, "-s", name, "--watch-seconds", "0", code=1)
-    (pause,) = [one for one in findings if one["subject"] == "pause"]
+    findings = run_json("doctor", "-a", name, "-s", name, "--watch-seconds", "0")
+    (pause,) = [one for one in findings if one["name"] == "application_paused"]
     assert pause["level"] == "warning"
-    assert f"kcl-pipeline resume -a {name}" in pause["advice"]
+    assert "kcl-pipeline do resume" in pause["advice"]
     assert run_json("resume", "-a", name)["was"]["reason"] == "a new table"
     assert table.read_control().pause is None
     assert "it was not paused" in run("resume", "-a", name).stdout
@@ -49,33 +49,26 @@ def test_a_pause_whose_leases_stay_held_exits_with_1(fleet):
 
 def test_a_worker_is_drained(fleet):
     name = fleet.name
-    assert (
-        "would end and give up 1 lease"
-        in run("workers", "drain", "blue-1", "-a", name, "--dry-run").stdout
-    )
-    assert (
-        "is requested to end" in run("workers", "drain", "blue-1", "-a", name, "--wait", "0").stdout
-    )
-    assert run_json("workers", "drain", "blue-1", "-a", name, "--wait", "0.1", code=1)["ended"] is (
-        False
-    )
+    assert "would end and give up 1 lease" in run("drain", "blue-1", "-a", name, "--dry-run").stdout
+    assert "is requested to end" in run("drain", "blue-1", "-a", name, "--wait", "0").stdout
+    assert run_json("drain", "blue-1", "-a", name, "--wait", "0.1", code=1)["ended"] is (False)
     fleet.tables.workers.deregister("blue-1")
-    refused = run("workers", "drain", "blue-1", "-a", name, code=1).stderr
-    assert refused == ("Error: there is no worker blue-1; `kcl-pipeline workers` lists them\n"), (
+    refused = run("drain", "blue-1", "-a", name, code=1).stderr
+    assert refused == ("Error: there is no worker blue-1; `kcl-pipeline status` lists them\n"), (
         "the tables exist: advice about the region and the endpoint does not fit"
     )
-    assert "Java KCL" in run("workers", "drain", "blue-2", "-a", name, code=1).stderr
+    assert "Java KCL" in run("drain", "blue-2", "-a", name, code=1).stderr
 
 
 def test_a_lease_is_moved(fleet):
     name, key = fleet.name, fleet.keys[3]
-    text = run("leases", "move", key, "--to", "blue-1", "-a", name, "--dry-run").stdout
+    text = run("move", key, "--to", "blue-1", "-a", name, "--dry-run").stdout
     assert f"dry run: would move {key} from no owner to blue-1 at once" in text
     assert fleet.tables.lease.get(key).owner is None
-    assert run_json("leases", "move", key, "--to", "blue-1", "-a", name)["done"]
+    assert run_json("move", key, "--to", "blue-1", "-a", name)["done"]
     assert fleet.tables.lease.get(key).owner == "blue-1"
     other = fleet.keys[1]
-    text = run("leases", "move", other, "--to", "blue-1", "-a", name, "--wait", "0").stdout
+    text = run("move", other, "--to", "blue-1", "-a", name, "--wait", "0").stdout
     assert "by a handoff; it is not complete yet" in text
     assert fleet.tables.lease.get(other).in_handoff
 
@@ -85,14 +78,6 @@ def test_a_request_to_balance_is_stored(fleet):
     assert "no leader has taken the request" in found
     assert fleet.tables.coordinator.read_control().balance is not None
     assert run_json("rebalance", "-a", fleet.name, "--wait", "0")["taken"] is False
-
-
-@pytest.mark.parametrize(
-    "command", [["leases", "move", "x", "--to", "y"], ["workers", "drain", "x"]]
-)
-def test_options_before_a_sub_command_are_refused(command):
-    head, *tail = command
-    assert "write the options after" in run(head, "-a", "app", *tail, code=1).stderr
 
 
 def test_positions_are_shown_and_then_written(fleet):

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters
-from kcl_pipeline.cli.doctor.finding import Severity
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.status.findings import FindingLevel
 from tests.delta.test_replayed import letters, marked
 from tests.support.cli_fleet import run, run_json
 from tests.support.delta_tables import dead_letter_table
@@ -79,21 +79,21 @@ def test_doctor_reports_count_growth_and_a_table_that_cannot_be_read(
 ) -> None:
     clock = SystemClock()
     (none,) = check_dead_letters(str(tmp_path / "none"), {}, clock)
-    assert (none.level, "no table" in none.text) == (Severity.OK, True)
+    assert (none.level, "no table" in none.sentence) == (FindingLevel.OK, True)
     now = datetime.fromtimestamp(clock.wall(), UTC)
     worker = dead_letter_table(table)
     worker.append(letters(3, at=now))
     (some,) = check_dead_letters(table, {}, clock)
-    assert some.level is Severity.WARNING
-    assert "3 records" in some.text
-    assert "3 not replayed; it grew by 1 in the last hour" in some.text
+    assert some.level is FindingLevel.WARNING
+    assert "3 records" in some.sentence
+    assert "3 not replayed; it grew by 1 in the last hour" in some.sentence
     run(
         "dead-letters", "--uri", table, "--mark-replayed", "--failed-before", "9999-01-01T00:00:00Z"
     )
     (done,) = check_dead_letters(table, {}, clock)
-    assert (done.level, "0 not replayed" in done.text) == (Severity.OK, True)
+    assert (done.level, "0 not replayed" in done.sentence) == (FindingLevel.OK, True)
     for file in Path(table).rglob("*.parquet"):
         file.write_bytes(b"broken")
     (broken,) = check_dead_letters(table, {}, clock)
-    assert broken.level is Severity.PROBLEM
-    assert "cannot be read" in broken.text
+    assert broken.level is FindingLevel.PROBLEM
+    assert "cannot be read" in broken.sentence

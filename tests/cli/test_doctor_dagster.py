@@ -77,7 +77,7 @@ def test_a_setting_of_another_type_is_as_none(settings):
 def test_a_run_limit_of_two_with_a_fleet_of_four():
     (found,) = limits("concurrency: {runs: {max_concurrent_runs: 2}}", min=4)
     assert found.level == "warning"
-    assert found.text.startswith(
+    assert found.sentence.startswith(
         "max_concurrent_runs is 2, and Fleet.min is 4: the sensors start at most 1 worker and keep "
         "a place for other runs"
     )
@@ -88,7 +88,7 @@ def test_a_run_limit_of_two_with_a_fleet_of_four():
 def test_with_a_run_limit_of_one_no_place_is_left(most):
     (found,) = limits("concurrency: {runs: {max_concurrent_runs: 1}}", min=1, max=most)
     assert found.level == "warning"
-    assert found.text == (
+    assert found.sentence == (
         "max_concurrent_runs is 1: one worker takes the only place, and all other runs wait for as "
         "long as it runs, also a replacement, maintenance and the jobs of an operator"
     )
@@ -128,7 +128,7 @@ def test_dagster_refuses_limits_in_two_sections(tmp_path):
 def test_tag_limits_leave_a_place_for_a_replacement():
     text = "run_queue: {tag_concurrency_limits: [{key: kcl/mode, value: continuous, limit: %d}]}"
     (found,) = limits(text % 4, min=2, max=4)
-    assert "the tag limit of kcl/mode: continuous is 4, and Fleet.max is 4" in found.text
+    assert "the tag limit of kcl/mode: continuous is 4, and Fleet.max is 4" in found.sentence
     assert levels(limits(text % 5, min=2, max=4)) == ["ok"]
 
 
@@ -152,8 +152,8 @@ ECS = "run_launcher: {module: dagster_aws.ecs, class: EcsRunLauncher, config: {%
 def test_a_grace_period_that_is_shorter_than_a_stop(settings, part):
     (found,) = grace(settings)
     assert found.level == "warning"
-    assert part in found.text
-    assert "a stop takes up to 65 s and the longest batch (4 s now)" in found.text
+    assert part in found.sentence
+    assert "a stop takes up to 65 s and the longest batch (4 s now)" in found.sentence
     assert found.advice.endswith("to 120")
 
 
@@ -166,7 +166,7 @@ def test_a_grace_period_that_is_long_enough():
     tag = {"pod_spec_config": {"termination_grace_period_seconds": 20}}
     assert levels(grace(enough, **{"dagster-k8s/config": tag})) == ["warning"]
     (found,) = grace("")
-    assert (found.level, found.text) == (
+    assert (found.level, found.sentence) == (
         "ok",
         "Dagster's launcher of local processes does not kill workers",
     )
@@ -180,7 +180,7 @@ def test_what_cannot_be_read_is_unknown():
 def test_a_run_must_not_be_reported_before_its_worker_has_stopped():
     enough = K8S % "pod_spec_config: {termination_grace_period_seconds: 200}"
     (found,) = grace(enough)
-    assert "cancel_timeout_seconds is 180, not above the grace period of 200 s" in found.text
+    assert "cancel_timeout_seconds is 180, not above the grace period of 200 s" in found.sentence
     assert levels(grace(f"{enough}\nrun_monitoring: {{cancel_timeout_seconds: 300}}")) == ["ok"]
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path):
         (tmp_path / "dagster.yaml").write_text(text)
         (found,) = instance(tmp_path)
         assert found.level == "problem"
-        assert "dagster.yaml" in found.text
+        assert "dagster.yaml" in found.sentence
     assert levels(instance(None)) == ["unknown"]
 
 

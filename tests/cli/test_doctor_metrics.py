@@ -21,7 +21,7 @@ def found(*backends: str, **options: str) -> list[tuple[str, str]]:
             "metrics": {"metrics_backends": backends, **options},
         }
     )
-    return [(f.level.value, f.text) for f in check_metrics(settings, AwsClients(settings))]
+    return [(f.level.value, f.sentence) for f in check_metrics(settings, AwsClients(settings))]
 
 
 def test_the_permission_of_cloudwatch_is_tried_and_nothing_is_written(server):

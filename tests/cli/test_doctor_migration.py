@@ -32,4 +32,4 @@ def world_at(status: str | None, *, wanted: str = "auto") -> LayoutWorld:
 def test_each_status_of_the_layout_has_a_sentence(status, level, text):
     found = check_layout(world_at(status).open().layout, "app")
     assert found.level == level
-    assert text in found.text
+    assert text in found.sentence

@@ -19,7 +19,7 @@ from tests.support.cli_fleet import run
 pytest_plugins = ["tests.support.cli_fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
 
-PLACEHOLDERS = {"leases move": ["x", "--to", "y"], "workers drain": ["x"]}
+PLACEHOLDERS = {"move": ["x", "--to", "y"], "drain": ["x"]}
 
 
 def words(name: str) -> list[str]:
@@ -51,8 +51,8 @@ def test_a_missing_application_is_json(name):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["workers", "drain", "nobody"],
-        ["leases", "move", "no-lease", "--to", "blue-1"],
+        ["drain", "nobody"],
+        ["move", "no-lease", "--to", "blue-1"],
         ["seek", "--to", "never"],
         ["seek", "--to", "LATEST", "--shard", "no-shard"],
         ["retire", "--confirm", "another-name"],
@@ -64,7 +64,7 @@ def test_what_is_refused_is_json(shared, arguments):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["pause"], ["resume"], ["rebalance"], ["leader"], ["workers", "drain", "x"]],
+    [["pause"], ["resume"], ["rebalance"], ["status"], ["drain", "x"]],
 )
 def test_missing_tables_are_json(arguments):
     assert "no-such-app" in error_of(*arguments, "-a", "no-such-app", code=exit_codes.FAILED)
@@ -74,8 +74,8 @@ def test_missing_tables_are_json(arguments):
     "arguments",
     [
         ["no-such-command"],
-        ["--no-such-option", "leases"],
-        ["leases", "a\x1bb"],
+        ["--no-such-option", "status"],
+        ["status", "a\x1bb"],
     ],
 )
 def test_arguments_that_reach_no_command_are_json(arguments):
@@ -93,14 +93,9 @@ def test_other_commands_are_json(tmp_path, monkeypatch):
     assert error_of("run", code=exit_codes.FAILED) == "Java 17 is missing"
 
 
-def test_json_before_a_sub_command_is_json():
-    done = run("leases", "--json", "move", "x", "--to", "y", "-a", "app", code=exit_codes.FAILED)
-    assert "write the options after" in json.loads(done.stdout)["error"]
-
-
 def test_without_json_nothing_is_on_standard_output():
-    assert run("leases", code=exit_codes.FAILED).stdout == ""
-    assert run("leases", "--no-such-option", code=exit_codes.WRONG_ARGUMENT).stdout == ""
+    assert run("status", code=exit_codes.FAILED).stdout == ""
+    assert run("status", "--no-such-option", code=exit_codes.WRONG_ARGUMENT).stdout == ""
 
 
 def test_an_interrupt_is_json(shared, monkeypatch):
@@ -108,13 +103,13 @@ def test_an_interrupt_is_json(shared, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kcl_pipeline.cli.target.ConsumerSettings", interrupt)
-    found = error_of("leases", "-a", shared.name, code=exit_codes.INTERRUPTED)
+    found = error_of("status", "-a", shared.name, code=exit_codes.INTERRUPTED)
     assert found == "interrupted"
 
 
 def test_a_defect_is_json_and_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("kcl_pipeline.cli.target.ConsumerSettings", lambda **_: 1 / 0)
-    done = CliRunner().invoke(app, ["leases", "-a", "some-app", "--json"])
+    done = CliRunner().invoke(app, ["status", "-a", "some-app", "--json"])
     assert isinstance(done.exception, ZeroDivisionError)
     assert json.loads(done.stdout) == {"error": "ZeroDivisionError: division by zero"}
 

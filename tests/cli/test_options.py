@@ -55,7 +55,7 @@ def test_every_command_with_a_target_has_the_same_options(name):
     found = options(name)
     for target, names in TARGETS.items():
         assert found[target].opts == names
-    assert found["pipeline"].help == options("leases")["pipeline"].help
+    assert found["pipeline"].help == options("status")["pipeline"].help
     assert found["application"].hidden is (name in NEED_A_PIPELINE)
     assert ("stream" in found) is (name not in NEED_A_PIPELINE)
     if name not in NEED_A_PIPELINE:
@@ -99,10 +99,10 @@ def test_the_table_has_every_exit_code():
 
 def test_exit_codes_of_commands(environment, shared, monkeypatch):
     assert exit_codes.DONE == 0
-    run("leases", "-a", shared.name, code=exit_codes.DONE)
-    run("leases", code=exit_codes.FAILED)
-    run("leader", "-a", "no-such-app", code=exit_codes.FAILED)
-    run("leases", "--no-such-option", code=exit_codes.WRONG_ARGUMENT)
+    run("status", "-a", shared.name, code=exit_codes.DONE)
+    run("status", code=exit_codes.FAILED)
+    run("status", "-a", "no-such-app", code=exit_codes.FAILED)
+    run("status", "--no-such-option", code=exit_codes.WRONG_ARGUMENT)
     run("no-such-command", code=exit_codes.WRONG_ARGUMENT)
     run("plan", "--observe-seconds", "x", code=exit_codes.WRONG_ARGUMENT)
     run("worker", "--progress-seconds", "0", code=exit_codes.WRONG_ARGUMENT)
@@ -111,7 +111,7 @@ def test_exit_codes_of_commands(environment, shared, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kcl_pipeline.cli.target.ConsumerSettings", interrupt)
-    run("leases", "-a", shared.name, code=exit_codes.INTERRUPTED)
+    run("status", "-a", shared.name, code=exit_codes.INTERRUPTED)
 
 
 def test_json_goes_to_standard_output_alone(environment, fleet):
@@ -119,7 +119,7 @@ def test_json_goes_to_standard_output_alone(environment, fleet):
         TableName=fleet.name,
         Item={"leaseKey": {"S": "shardId-odd"}, "checkpoint": {"S": "not a position"}},
     )
-    assert len(run_json("leases", "-a", fleet.name)) == 4
+    assert len(run_json("status", "-a", fleet.name)["leases"]) == 4
 
 
 def test_the_summary_of_a_worker_is_one_json_object():

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("environment")
     ],
 )
 def test_user_errors_are_one_sentence(arguments, sentence):
-    result = run("leases", *arguments, code=1)
+    result = run("status", *arguments, code=1)
     assert sentence in result.stderr
     assert result.stderr.startswith("Error: ")
     assert len(result.stderr.strip().splitlines()) == 1
@@ -46,7 +46,7 @@ def test_a_pipeline_module_that_fails_is_named_with_file_and_line(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert (
         "broken_pipeline raised ZeroDivisionError: division by zero"
-        in run("leases", "-p", "broken_pipeline:x", code=1).stderr
+        in run("status", "-p", "broken_pipeline:x", code=1).stderr
     )
 
 
@@ -57,7 +57,7 @@ def test_a_pipeline_gives_its_settings(shared, tmp_path, monkeypatch):
         "project = SimpleNamespace(pipeline=SimpleNamespace(settings=settings))\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert len(run_json("leases", "-p", "my_pipeline:project.pipeline")) == 4
+    assert len(run_json("status", "-p", "my_pipeline:project.pipeline")["leases"]) == 4
 
 
 def test_no_credentials(monkeypatch, tmp_path):
@@ -67,7 +67,7 @@ def test_no_credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     assert (
         "no AWS credentials were found; set AWS_ACCESS_KEY_ID"
-        in run("leases", "-a", "some-app", code=1).stderr
+        in run("status", "-a", "some-app", code=1).stderr
     )
     text = run("doctor", "-a", "some-app", "-s", "some", code=1).stdout
     assert "problem credentials: not found" in text
@@ -78,27 +78,27 @@ def test_no_region(monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    assert "no AWS region is set; set AWS_REGION" in run("leases", "-a", "some-app", code=1).stderr
+    assert "no AWS region is set; set AWS_REGION" in run("status", "-a", "some-app", code=1).stderr
 
 
 def test_unknown_profile(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody-has-this")
-    assert "nobody-has-this" in run("leases", "-a", "some-app", code=1).stderr
+    assert "nobody-has-this" in run("status", "-a", "some-app", code=1).stderr
 
 
 def test_an_endpoint_where_nobody_listens(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert "check AWS_ENDPOINT_URL" in run("workers", "-a", "some-app", code=1).stderr
+    assert "check AWS_ENDPOINT_URL" in run("status", "-a", "some-app", code=1).stderr
 
 
 def test_a_denied_action_is_named(server, shared):
     server.fault_rules.replace([FaultRule(service="dynamodb", operation="Scan", kind="deny")])
-    assert "dynamodb:Scan" in run("leases", "-a", shared.name, code=1).stderr
+    assert "dynamodb:Scan" in run("status", "-a", shared.name).stdout
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("kcl_pipeline.cli.target.ConsumerSettings", lambda **_: 1 / 0)
-    result = CliRunner().invoke(app, ["leases", "-a", "some-app"])
+    result = CliRunner().invoke(app, ["status", "-a", "some-app"])
     assert isinstance(result.exception, ZeroDivisionError)
 
 
@@ -154,7 +154,7 @@ def test_help_loads_nothing_heavy():
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for command in ("local", "leases", "workers", "leader", "plan", "losses", "doctor"):
+    for command in ("local", "status", "plan", "losses", "doctor"):
         assert command in done.stdout
 
 
@@ -169,7 +169,7 @@ def test_a_terminal_that_is_not_utf_8_shows_every_name(fleet, encoding, as_json)
         ExpressionAttributeValues={":o": {"S": owner}},
     )
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = ["leases", "-a", fleet.name, *(["--json"] if as_json else [])]
+    command = ["status", "-a", fleet.name, *(["--json"] if as_json else [])]
     done = subprocess.run(
         [sys.executable, "-m", "kcl_pipeline.cli", *command],
         capture_output=True,
@@ -179,7 +179,7 @@ def test_a_terminal_that_is_not_utf_8_shows_every_name(fleet, encoding, as_json)
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode(encoding)
     if as_json:
-        assert owner in {one["owner"] for one in json.loads(text)}
+        assert owner in {one["owner"] for one in json.loads(text)["leases"]}
     else:
         assert owner.encode(encoding, "backslashreplace").decode(encoding) in text
 
@@ -210,7 +210,7 @@ def test_a_call_that_fails_is_sent_once(server, shared):
         [FaultRule(service="dynamodb", operation="UpdateItem", kind="error500")]
     )
     began = time.monotonic()
-    run("leases", "-a", shared.name)
+    run("status", "-a", shared.name)
     with pytest.raises(Exception, match="UpdateItem"):
         shared.tables.lease.renew(shared.tables.lease.get(shared.keys[0]))
     assert server.fault_rules.rules[0].applied == 1

@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
-from kcl_pipeline.cli.doctor.finding import Severity
 from kcl_pipeline.cli.doctor.output import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
@@ -28,6 +27,7 @@ from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.status.findings import Level
 from tests.support.announcing import announce, contend
 from tests.support.credential_files import ProfileFiles
 from tests.support.delta_tables import committer, entry
@@ -220,8 +220,8 @@ def test_a_store_without_conditional_writes_is_refused(
             use()
     assert not [path for path in proxy.paths("PUT") if "_delta_log" in path]
     (found,) = check_output(DeltaSink(uri), "app")
-    assert found.level is Severity.PROBLEM
-    assert "If-None-Match" in found.text
+    assert found.level is Level.PROBLEM
+    assert "If-None-Match" in found.sentence
     store = boto3.client("s3", endpoint_url=proxy.url).list_objects_v2(Bucket=BUCKET)
     assert not [one["Key"] for one in store["Contents"] if "probe" in one["Key"]]
 

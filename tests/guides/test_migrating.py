@@ -11,6 +11,7 @@ from kcl_pipeline.cli.doctor.migration import check_client_version
 from kcl_pipeline.leader.migration import client_version
 from kcl_pipeline.leases import migration
 from kcl_pipeline.leases.migration import CONFIG_3X
+from kcl_pipeline.status.snapshot import Snapshot
 from tests.guides.snippets import ROOT
 from tests.support.java_fleet import COMPATIBLE, ROLLBACK, UPGRADE, V2, V3, Java3, Mixed
 from tests.support.worker_world import numbered
@@ -41,13 +42,14 @@ def steps_of(chapter: str) -> dict[str, str | None]:
 
 def seen(fleet: Mixed) -> str:
     """What `kcl-pipeline doctor` says about the client version."""
-    found = check_client_version(
-        fleet.coordinator,
-        fleet.leases.list_leases().leases,
-        tuple(fleet.rows.scan_workers().workers),
-        fleet.clock.wall(),
+    snapshot = Snapshot(
+        application="app",
+        at=fleet.clock.wall(),
+        leases=fleet.leases.list_leases().leases,
+        workers=tuple(fleet.rows.scan_workers().workers),
     )
-    lines = [f"{found.level}: {found.text}", found.advice]
+    found = check_client_version(fleet.coordinator, snapshot)
+    lines = [f"{found.level}: {found.sentence}", found.advice]
     return TIME.sub("TIME", "\n".join(line for line in lines if line))
 
 

@@ -17,8 +17,7 @@ from kcl_pipeline.orchestration.assets.checks import definitions as checks_modul
 from kcl_pipeline.orchestration.assets.checks.leadership import LEADER
 from kcl_pipeline.orchestration.assets.checks.worker_runs import WORKERS
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
-from kcl_pipeline.orchestration.assets.names import Names, python_name, stream_name, worker_id_of
+from kcl_pipeline.orchestration.assets.names import Names, python_name, worker_id_of
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.resources import (
     AwsResource,
@@ -28,6 +27,8 @@ from kcl_pipeline.orchestration.resources import (
 )
 from kcl_pipeline.orchestration.sensors.reports.application import Cadence, asset_events
 from kcl_pipeline.orchestration.sensors.reports.fleet_view import FleetView
+from kcl_pipeline.status.limits import CheckLimits
+from kcl_pipeline.status.streams import stream_name
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel

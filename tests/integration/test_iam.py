@@ -28,8 +28,7 @@ def read(
     for name, value in aws.environment().items():
         monkeypatch.setenv(name, value)
     said = [
-        run(command, "-a", application.name, code=code).output
-        for command in ("leases", "workers", "leader", "losses")
+        run(command, "-a", application.name, code=code).output for command in ("status", "losses")
     ]
     return "\n".join(
         [*said, run("plan", "-a", application.name, "-s", application.name, code=code).output]

@@ -1,4 +1,4 @@
-"""`kcl-pipeline workers drain`, `kcl-pipeline leases move` and `kcl-pipeline rebalance`."""
+"""`kcl-pipeline drain`, `kcl-pipeline move` and `kcl-pipeline rebalance`."""
 
 from dataclasses import asdict
 from typing import Annotated

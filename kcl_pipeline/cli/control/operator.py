@@ -10,7 +10,6 @@ from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.target import Target
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.errors import SettingsError
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would happen.")]
 Wait = Annotated[
@@ -44,13 +43,3 @@ def report(result: dict[str, Any], sentences: list[str], *, as_json: bool, ok: b
             show.echo(sentence)
     if not ok:
         raise typer.Exit(FAILED)
-
-
-def refuse_options_before(command: str | None, *options: object) -> None:
-    """Refuse options that stand before a sub-command, because it does not see them.
-
-    Raises:
-        SettingsError: There is one.
-    """
-    if command is not None and any(options):
-        raise SettingsError(f"write the options after {command!r}, not before it")

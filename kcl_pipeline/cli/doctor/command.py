@@ -1,32 +1,20 @@
 """`kcl-pipeline doctor`: run the checks, and print the findings."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
-from shlex import quote
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.doctor.finding import Finding, Severity
 from kcl_pipeline.cli.exit_codes import FAILED
-from kcl_pipeline.cli.target import (
-    Application,
-    AsJson,
-    Pipeline,
-    Streams,
-    target,
-)
+from kcl_pipeline.cli.status import finding_text, period_seconds
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.text import counted
 
-MARGIN_SECONDS: Final = 1.0
-_STYLES: Final = {
-    Severity.OK: "green",
-    Severity.WARNING: "yellow",
-    Severity.PROBLEM: "red",
-    Severity.UNKNOWN: "dim",
-}
-_LEVEL_WIDTH: Final = 8
+if TYPE_CHECKING:
+    from kcl_pipeline.status.findings import Finding
 
 
 def doctor(
@@ -38,7 +26,8 @@ def doctor(
         typer.Option(
             "--watch-seconds",
             min=0,
-            help="How long to observe the leases for renewals. [default: the failover time]",
+            help="Time between the two looks. 0: look once. [default: the failover time, or a "
+            "period of the workers' reports]",
             show_default=False,
         ),
     ] = None,
@@ -54,38 +43,21 @@ def doctor(
     """
     app = target(application, stream, pipeline, needs_streams=True)
     needs_java = getattr(app.pipeline, "transform", None) is not None
-    watch = (
-        app.settings.lease.failover_time_millis / 1000 + MARGIN_SECONDS
-        if watch_seconds is None
-        else watch_seconds
-    )
+    watch = period_seconds(app) if watch_seconds is None else watch_seconds
     # Loaded here: other commands do not need botocore.
     from kcl_pipeline.cli.doctor.run import run_checks  # noqa: PLC0415
+    from kcl_pipeline.status.findings import FindingLevel  # noqa: PLC0415 (likewise)
 
     found: list[Finding] = []
-    named = f"-a {quote(application or '')}" if pipeline is None else f"-p {quote(pipeline)}"
-    for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch, named=named):
+    for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch):
         found.append(finding)
         if not as_json:
-            print_finding(finding)
-    problems = sum(f.level is Severity.PROBLEM for f in found)
+            show.console().print(finding_text(finding), soft_wrap=True)
+    problems = sum(f.level is FindingLevel.PROBLEM for f in found)
     if as_json:
         show.print_json([asdict(f) for f in found])
     else:
-        warnings = sum(f.level is Severity.WARNING for f in found)
+        warnings = sum(f.level is FindingLevel.WARNING for f in found)
         typer.echo(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
     if problems:
         raise typer.Exit(FAILED)
-
-
-def print_finding(finding: Finding) -> None:
-    """Print the finding, and its advice on a second line."""
-    out = show.console()
-    line = Text.assemble(
-        (finding.level.value, _STYLES[finding.level]),
-        " " * (_LEVEL_WIDTH - len(finding.level.value)),
-        show.plain(f"{finding.subject}: {finding.text}"),
-    )
-    out.print(line, soft_wrap=True)
-    if finding.advice:
-        out.print(Text.assemble(" " * 9 + "→ ", show.plain(finding.advice)), soft_wrap=True)

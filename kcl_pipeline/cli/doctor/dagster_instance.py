@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import yaml
 
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown, warning
+from kcl_pipeline.cli.doctor.finding import ok, problem, unknown, warning
 from kcl_pipeline.orchestration.assets.contract import FleetLike
+from kcl_pipeline.status.findings import Finding
 from kcl_pipeline.text import counted
 
 DEFAULT_RUN_LIMIT: Final = 10

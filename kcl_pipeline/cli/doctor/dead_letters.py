@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
+from kcl_pipeline.cli.doctor.finding import ok, problem, warning
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
 from kcl_pipeline.errors import KclError
+from kcl_pipeline.status.findings import Finding
 
 _SUBJECT = "dead letters"
 _ADVICE = (

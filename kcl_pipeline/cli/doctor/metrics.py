@@ -6,10 +6,11 @@ from typing import Final
 
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.aws_errors import aws_errors
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
+from kcl_pipeline.cli.doctor.finding import ok, problem
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AccessDeniedError, AwsError, InvalidRequestError
 from kcl_pipeline.extras import MODULES, is_installed
+from kcl_pipeline.status.findings import Finding
 
 ACTION: Final = "cloudwatch:PutMetricData"
 

@@ -3,11 +3,10 @@
 from datetime import UTC, datetime
 from typing import Final
 
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
+from kcl_pipeline.cli.doctor.finding import ok, problem, warning
 from kcl_pipeline.errors import KclError, UnreadableRowError
 from kcl_pipeline.leader.migration.client_version import READY_SECONDS
 from kcl_pipeline.leases.layout.layout import Layout
-from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import (
     CONFIG_3X,
     VERSION_2X,
@@ -16,28 +15,16 @@ from kcl_pipeline.leases.migration import (
     VERSION_INIT,
     VERSION_UPGRADE_FROM_2X,
 )
-from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
+from kcl_pipeline.leases.tables import CoordinatorStateTable
+from kcl_pipeline.status.findings import Finding
+from kcl_pipeline.status.snapshot import Snapshot
 
 TOOL: Final = "KclMigrationTool.py of the Java KCL"
-ACTIVE_SECONDS: Final = 60
-"""Age of a worker metrics row, by its writer's clock, above which its worker counts as silent."""
 _READY: Final = f"{READY_SECONDS / 60:.0f} minutes"
 
 
-def check_client_version(
-    table: CoordinatorStateTable,
-    leases: tuple[Lease, ...],
-    workers: tuple[WorkerMetrics, ...],
-    now_seconds: float,
-) -> Finding:
-    """Check the client version in the row `Migration3.0`.
-
-    Args:
-        table: The coordinator-state table.
-        leases: All leases.
-        workers: All worker metrics rows.
-        now_seconds: The time in epoch seconds.
-    """
+def check_client_version(table: CoordinatorStateTable, snapshot: Snapshot) -> Finding:
+    """Check the client version in the row `Migration3.0`."""
     subject = "client version"
     try:
         found = table.read_migration()
@@ -53,7 +40,7 @@ def check_client_version(
         return warning(subject, text, "do nothing: the first worker that starts changes it")
     if version == VERSION_UPGRADE_FROM_2X:
         text += ": workers take leases from each other, as in KCL 2.x"
-        return warning(subject, text, _upgrade(_silent(leases, workers, now_seconds)))
+        return warning(subject, text, _upgrade(_silent(snapshot)))
     if version == VERSION_3X_WITH_ROLLBACK:
         return warning(
             subject,
@@ -85,14 +72,11 @@ def _upgrade(silent: list[str]) -> str:
     return f"do nothing: {after} {every}, as now"
 
 
-def _silent(
-    leases: tuple[Lease, ...], workers: tuple[WorkerMetrics, ...], now_seconds: float
-) -> list[str]:
-    reporting = {
-        row.worker_id for row in workers if now_seconds - row.last_update_seconds <= ACTIVE_SECONDS
-    }
-    owners = {lease.owner for lease in leases if lease.owner is not None and not lease.ended}
-    return sorted(owners - reporting)
+def _silent(snapshot: Snapshot) -> list[str]:
+    """The owners of leases that do not report."""
+    live = {row.worker_id for row in snapshot.live}
+    owners = {lease.owner for lease in snapshot.unfinished if lease.owner is not None}
+    return sorted(owners - live)
 
 
 def check_layout(layout: Layout, lease_table: str) -> Finding:

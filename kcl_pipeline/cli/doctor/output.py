@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
+from kcl_pipeline.cli.doctor.finding import ok, problem
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.errors import KclError, TableMismatchError
+from kcl_pipeline.status.findings import Finding
 
 _SUBJECT = "output table"
 

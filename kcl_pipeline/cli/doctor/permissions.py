@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown
+from kcl_pipeline.cli.doctor.finding import ok, problem, unknown
 from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundError
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams.selection import SelectStreams, selected_streams
@@ -18,6 +18,7 @@ from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, 
 from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
 from kcl_pipeline.leases.layout.layout import TableUse
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.status.findings import Finding
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:

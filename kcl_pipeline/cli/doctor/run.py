@@ -5,9 +5,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from kcl_pipeline.cli.doctor import checks, permissions
-from kcl_pipeline.cli.doctor.application import check_application, check_losses, check_pause
+from kcl_pipeline.cli.doctor.application import check_application
 from kcl_pipeline.cli.doctor.dagster_instance import check_instance, longest_stop_seconds
-from kcl_pipeline.cli.doctor.finding import Finding, Severity, ok, problem, unknown
+from kcl_pipeline.cli.doctor.finding import ok, problem, unknown
 from kcl_pipeline.cli.doctor.metrics import check_metrics
 from kcl_pipeline.cli.doctor.migration import check_client_version, check_layout
 from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
@@ -17,35 +17,33 @@ from kcl_pipeline.leases.application.recorded_stream import streams_to_read
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.settings_errors import without_credentials
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.status.findings import CheckName, Finding, FindingLevel, findings_of
+from kcl_pipeline.status.limits import CheckLimits
+from kcl_pipeline.status.snapshot import Snapshot, look_twice, read_snapshot
 
 
-def run_checks(
-    app: Target, *, needs_java: bool, watch_seconds: float, named: str
-) -> Iterator[Finding]:
-    """Run all checks, cheapest first. Checks that depend on a failed one are skipped.
-
-    `named` has the options that name the application, for commands in advice.
-    """
+def run_checks(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterator[Finding]:
+    """Run all checks, cheapest first. Checks that depend on a failed one are skipped."""
     yield from _settings(app)
     yield checks.check_java(needed=needs_java)
     credentials = _credentials(app)
     yield credentials
-    if credentials.level is Severity.PROBLEM:
+    if credentials.level is FindingLevel.PROBLEM:
         yield unknown("AWS", "tables and streams were not checked: there are no credentials")
     else:
-        yield from _aws(app, watch_seconds, named)
+        yield from _aws(app, watch_seconds)
     if app.pipeline is not None:
         yield from _output(app.pipeline)
         yield from _dead_letters(app)
         yield from _dagster(app, app.pipeline)
 
 
-def _aws(app: Target, watch_seconds: float, named: str) -> Iterator[Finding]:
+def _aws(app: Target, watch_seconds: float) -> Iterator[Finding]:
     usable = yield from _tables(app)
     streams = yield from _streams(app)
     yield from check_metrics(app.settings, app.clients)
     if usable:
-        yield from _rows(app, streams, watch_seconds, named)
+        yield from _rows(app, streams, watch_seconds)
 
 
 def _output(pipeline: Any) -> Iterator[Finding]:
@@ -147,7 +145,7 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
         allowed = True
         probes = permissions.table_probes(client, table, key_name, permissions.actions_on(use))
         for found in permissions.probe_all(f"table {table}", probes):
-            allowed = allowed and found.level is Severity.OK
+            allowed = allowed and found.level is FindingLevel.OK
             yield found
         usable = usable and allowed
         if use.has_leases and allowed:
@@ -180,49 +178,24 @@ def _recorded_streams(app: Target) -> Iterator[Finding]:
         yield from permissions.stream_findings(app.kinesis, name, multi_stream=multi_stream)
 
 
-def _rows(
-    app: Target, streams: list[StreamId], watch_seconds: float, named: str
-) -> Iterator[Finding]:
-    """Check the rows: version, leader, workers, coverage and stuck leases."""
+def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterator[Finding]:
+    """Check the rows: version, streams, and what two looks at the application show."""
+
+    def look() -> Snapshot:
+        return read_snapshot(app.tables, app.settings, app.clock, app.kinesis)
+
     try:
-        before = _snapshot(app)
-        rows = (before.leases, before.workers)
-        yield check_client_version(app.tables.coordinator, *rows, app.clock.wall())
+        snapshot = look_twice(look, app.clock, watch_seconds) if watch_seconds else look()
+        yield check_client_version(app.tables.coordinator, snapshot)
         recorded = check_application(app.tables.coordinator, app.settings, streams)
         yield recorded
-        if recorded.level is not Severity.PROBLEM:
+        if recorded.level is not FindingLevel.PROBLEM:
             yield from _recorded_streams(app)
-        yield check_pause(app.tables.coordinator, named)
-        yield check_losses(app.tables.coordinator, named)
-        yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
-        yield from checks.check_workers(before)
-        yield from checks.check_paused(before)
-        yield from checks.check_stalled(before)
-        yield from checks.check_batches(before, app.clock.wall())
-        yield from checks.check_lag(before, app.clock.wall())
-        yield from checks.check_readable(before)
-        for stream in streams:
-            yield from checks.check_coverage(
-                app.kinesis, stream, before.leases, multi_stream=app.settings.is_multi_stream
-            )
-        if not before.leases:
-            return
-        app.clock.sleep(watch_seconds)
-        yield from checks.check_movement(
-            before, _snapshot(app), watch_seconds, app.settings.lease.failover_time_millis / 1000
-        )
     except KclError as error:
-        yield problem(
-            "rows",
-            str(error),
-            "try again; if it fails again, check the permissions above and the network",
-        )
-
-
-def _snapshot(app: Target) -> checks.RowsSnapshot:
-    multi_stream, table = app.settings.is_multi_stream, app.tables.lease
-    listing = table.list_leases().of_form(table.name, multi_stream=multi_stream)
-    workers = app.tables.workers.scan_workers()
-    return checks.RowsSnapshot(
-        listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows)
-    )
+        advice = "try again; if it fails again, check the permissions above and the network"
+        yield problem("rows", str(error), advice)
+        return
+    for finding in findings_of(snapshot, CheckLimits()):
+        # The dead-letter table has its own check.
+        if finding.check is not CheckName.DEAD_LETTERS or finding.is_fault:
+            yield finding

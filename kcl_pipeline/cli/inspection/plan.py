@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.inspection.leases import NO_OWNER
+from kcl_pipeline.cli.status import NO_OWNER
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.planning.explain import LoadRow, explain
 

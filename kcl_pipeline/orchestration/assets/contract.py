@@ -12,8 +12,8 @@ from kcl_pipeline.arguments import check_flag, check_number, check_options, chec
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.status.limits import CheckLimits
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.cycle import LeaderCycle

@@ -14,6 +14,7 @@ from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
 from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.status.streams import account_of, stream_name
 
 APPLICATION_TAG = "kcl/application"
 MODE_TAG = "kcl/mode"
@@ -49,11 +50,6 @@ def python_name(text: str) -> str:
     return f"_{name}" if name[:1].isdigit() else name
 
 
-def stream_name(name_or_arn: str) -> str:
-    """The name of a stream that is given by name or ARN."""
-    return name_or_arn.rsplit("/", 1)[-1] if name_or_arn.startswith("arn:") else name_or_arn
-
-
 def stream_keys(streams: Iterable[str]) -> dict[str, AssetKey]:
     """The asset keys of the streams of one pipeline, by name or ARN.
 
@@ -64,35 +60,15 @@ def stream_keys(streams: Iterable[str]) -> dict[str, AssetKey]:
     for one in streams:
         key = AssetKey(["kinesis", stream_name(one)])
         if key in keys.values() and one not in keys:
-            key = AssetKey(["kinesis", _account_of(one) or "other", stream_name(one)])
+            key = AssetKey(["kinesis", account_of(one) or "other", stream_name(one)])
         keys.setdefault(one, key)
     return keys
-
-
-def _account_of(name_or_arn: str) -> str | None:
-    parts = name_or_arn.split(":")
-    return parts[4] if name_or_arn.startswith("arn:") and len(parts) > 4 else None  # noqa: PLR2004
 
 
 def partition_key(key: AssetKey) -> str:
     """The partition of a stream with this asset key in the asset of the streams."""
     # Dagster does not allow three full stops.
     return ".".join(key.path[1:]).replace("...", "_")
-
-
-def is_lease_stream(name_or_arn: str, serialized: str, others: Iterable[str]) -> bool:
-    """Whether the stream of a lease (`account:name:epoch`) is the one with this name or ARN.
-
-    A name without an account is not a stream that `others` has by its ARN.
-    """
-    account, _, rest = serialized.partition(":")
-    if rest.rpartition(":")[0] != stream_name(name_or_arn):
-        return False
-    own = _account_of(name_or_arn)
-    if own is not None:
-        return own == account
-    name = stream_name(name_or_arn)
-    return account not in {_account_of(one) for one in others if stream_name(one) == name}
 
 
 def table_uri(sink: object) -> str | None:

@@ -6,7 +6,8 @@ Dagster does not compute them. The leader sensor reports their state.
 import dagster as dg
 
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import Names, stream_keys, stream_name
+from kcl_pipeline.orchestration.assets.names import Names, stream_keys
+from kcl_pipeline.status.streams import stream_name
 
 STREAM_GROUP = "kinesis"
 

@@ -31,7 +31,6 @@ from kcl_pipeline.config.model import StrictSettings
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.foreach import ForeachArrowSink, ForeachBatchSink
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.orchestration.component.descriptions import (
     argument_descriptions,
     field_descriptions,
@@ -41,6 +40,7 @@ from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.pipeline.arguments import Fleet
 from kcl_pipeline.settings_errors import is_secret
+from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.stream_config import StreamConfig, StreamSelector
 
 TEMPLATE: Final = "template"

@@ -15,7 +15,7 @@ from kcl_pipeline.orchestration.assets.checks.history import (
     recorded_points,
     trend,
 )
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
+from kcl_pipeline.status.limits import CheckLimits
 
 KEY = dg.AssetKey(["orders", "events"])
 LIMITS = CheckLimits()

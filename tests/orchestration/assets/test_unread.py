@@ -20,9 +20,9 @@ from kcl_pipeline.orchestration.assets.checks.unread import (
     retention_by_stream,
     unread_seconds,
 )
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.text import duration_text
 from tests.support.dagster_fakes import FakeLeaseTable, FakeWorkerTable, ManualClock, leases, worker
 

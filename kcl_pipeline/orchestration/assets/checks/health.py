@@ -16,9 +16,9 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.state.worker_status import StalledLease, UnavailableStream
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.orchestration.assets.names import is_lease_stream, stream_name
 from kcl_pipeline.orchestration.assets.runs.metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.status.streams import is_lease_stream, stream_name
 from kcl_pipeline.text import counted, duration_text, printable
 
 COVERAGE: Final = "hash_ranges_covered"
@@ -38,8 +38,8 @@ COVERAGE_ADVICE: Final = (
     "deleted or cannot be parsed: see rows_usable, and run `kcl-pipeline doctor`"
 )
 STUCK_ADVICE: Final = (
-    "No worker took them: `kcl-pipeline leader` shows whether somebody leads, `kcl-pipeline "
-    "workers` whether a worker runs, and `kcl-pipeline plan` which worker would take them"
+    "No worker took them: `kcl-pipeline status` shows whether somebody leads "
+    "and a worker runs, and `kcl-pipeline plan` which worker would take them"
 )
 ROWS_ADVICE: Final = (
     "Their shards are not read. Another program wrote them: run `kcl-pipeline doctor`, which names "

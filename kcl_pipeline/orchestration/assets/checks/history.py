@@ -11,7 +11,7 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.orchestration.assets.checks.health import Health
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
+from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.text import counted, duration_text
 
 TREND: Final = "lag_not_growing"

@@ -11,9 +11,9 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.orchestration.assets.checks.health import Health
 from kcl_pipeline.orchestration.assets.checks.living import LiveWorkers
-from kcl_pipeline.orchestration.assets.limits import CheckLimits
 from kcl_pipeline.orchestration.assets.runs.metadata import known, table_of
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.text import counted, duration_text, printable
 
 RETENTION: Final = "data_within_retention"

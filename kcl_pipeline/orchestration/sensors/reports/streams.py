@@ -16,11 +16,11 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.orchestration.assets.names import (
     Names,
-    is_lease_stream,
     partition_key,
     stream_keys,
 )
 from kcl_pipeline.orchestration.assets.runs.metadata import MAX_ROWS, known, lag_text
+from kcl_pipeline.status.streams import is_lease_stream
 from kcl_pipeline.text import counted
 
 STREAMS_PER_MINUTE: Final = 25

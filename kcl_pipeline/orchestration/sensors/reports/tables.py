@@ -218,7 +218,7 @@ def rows_not_shown(rows: Sequence[object], count: int) -> dg.TextMetadataValue |
     if count <= len(rows):
         return None
     return dg.MetadataValue.text(
-        f"{count - len(rows)} leases with a smaller lag; run `kcl-pipeline leases`"
+        f"{count - len(rows)} leases with a smaller lag; run `kcl-pipeline status`"
     )
 
 

@@ -1,1 +1,0 @@
-"""`kcl-pipeline top`: a live page of workers, leases, lag and moves."""
