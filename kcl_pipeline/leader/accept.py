@@ -20,7 +20,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ApplicationInUseError
 from kcl_pipeline.events import EventSink, ignore_events
-from kcl_pipeline.leader.election.lock import WRITES_AT_ONCE, LeaderElection
+from kcl_pipeline.leader.lock import WRITES_AT_ONCE, LeaderElection
 from kcl_pipeline.leases.application.identity import (
     ACCEPT_STREAMS,
     ApplicationIdentity,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
-from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
-from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.lock import Leadership
 from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning.cleanup import (
@@ -19,12 +17,6 @@ from kcl_pipeline.planning.cleanup import (
     garbage_leases,
 )
 from kcl_pipeline.shards import Shard, StreamId
-
-DELETION_SECONDS: Final = 2.0
-"""Time of a cycle for deletions of one kind.
-
-A stream of 5,000 shards that was removed takes 25 to 50 s, in which no lease would be assigned.
-"""
 
 
 class Cleaning:
@@ -36,10 +28,8 @@ class Cleaning:
         lease_table: LeaseTable,
         worker_table: WorkerMetricsTable,
         events: EventSink,
-        leadership: LeaderElection,
-        clock: Clock,
+        leadership: Leadership,
     ) -> None:
-        self._clock = clock
         self._settings = settings
         self._lease_table = lease_table
         self._worker_table = worker_table
@@ -77,19 +67,17 @@ class Cleaning:
     def delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
         """Delete leases whose checkpoint is as it was read."""
         self._delete_all(
-            context,
             (
                 (f"deletion of {one.lease.lease_key}", partial(self._delete_lease, context, one))
                 for one in deletions
             ),
         )
 
-    def worker_rows(self, context: CycleContext, unchanged: Iterable[WorkerMetrics]) -> None:
+    def worker_rows(self, unchanged: Iterable[WorkerMetrics]) -> None:
         """Delete the rows of workers that have not reported for
         `stale_worker_metrics_entry_cleanup_millis`.
         """
         self._delete_all(
-            context,
             (
                 (f"deletion of the row of {row.worker_id}", partial(self._worker_table.delete, row))
                 for row in unchanged
@@ -103,16 +91,10 @@ class Cleaning:
             context.deleted.append(key)
             self._events(LeaseDeleted(key, deletion.reason))
 
-    def _delete_all(
-        self, context: CycleContext, deletions: Iterable[tuple[str, Callable[[], object]]]
-    ) -> None:
-        """Delete rows one by one, for `DELETION_SECONDS`. A later cycle continues."""
-        end = self._clock.monotonic() + DELETION_SECONDS
-        for number, (what, delete) in enumerate(deletions):
-            # Before the time is looked at: a deletion that took long may have outlasted the lock.
-            self._leadership.keep(number)
-            if context.deadline.passed() or self._clock.monotonic() >= end:
-                return
+    def _delete_all(self, deletions: Iterable[tuple[str, Callable[[], object]]]) -> None:
+        """Delete rows one by one, as long as this process leads."""
+        for what, delete in deletions:
+            self._leadership.check()
             try:
                 delete()
             except (AwsError, ValueError) as error:

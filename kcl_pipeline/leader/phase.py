@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import (
@@ -14,6 +14,7 @@ from kcl_pipeline.errors import (
     ShardSyncError,
     StreamReplacedError,
     ThrottledError,
+    UnavailableError,
     UnreadableRowError,
 )
 from kcl_pipeline.leader.lease_map import LeaseMap
@@ -43,41 +44,6 @@ class Deadline:
         return self._end is not None and self._clock.monotonic() >= self._end
 
 
-@dataclass(slots=True)
-class CycleContext:
-    """The inputs and results of one cycle.
-
-    Attributes:
-        leases: The leases by key, updated by the writes of this cycle.
-        bad_rows: Rows of both tables that cannot be used.
-        unreadable: Keys of lease rows that cannot be used.
-        workers: The living workers, sorted by id.
-        scan_started: Start of the scan in monotonic seconds.
-        deadline: When the cycle ends.
-        created: Keys of the leases that this cycle created.
-        deleted: Keys of the leases that this cycle deleted.
-        expired: Keys of expired leases, sorted.
-        plan: The plan, if one was computed.
-        plan_input: The input of the plan.
-        errors: Errors of single rows and streams.
-        age_seconds: Age of the scan. None: this cycle has scanned.
-    """
-
-    leases: LeaseMap
-    bad_rows: tuple[BadRow, ...]
-    unreadable: frozenset[str]
-    workers: tuple[WorkerMetrics, ...]
-    scan_started: float
-    deadline: Deadline
-    created: list[str] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-    expired: tuple[str, ...] = ()
-    plan: Plan | None = None
-    plan_input: PlanInput | None = None
-    errors: list[Exception] = field(default_factory=list)
-    age_seconds: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The rows of both tables.
@@ -99,6 +65,51 @@ class Scan:
     unreadable_workers: tuple[BadRow, ...]
     scan_started: float
     scan_finished: float
+
+
+@dataclass(slots=True)
+class CycleContext:
+    """The inputs and results of one cycle.
+
+    Attributes:
+        leases: The leases by key, updated by the writes of this cycle.
+        bad_rows: Rows of both tables that cannot be used.
+        unreadable: Keys of lease rows that cannot be used.
+        workers: The living workers, sorted by id.
+        scan_started: Start of the scan in monotonic seconds.
+        deadline: When the cycle ends.
+        created: Keys of the leases that this cycle created.
+        deleted: Keys of the leases that this cycle deleted.
+        expired: Keys of expired leases, sorted.
+        plan: The plan, if one was computed.
+        plan_input: The input of the plan.
+        errors: Errors of single rows and streams.
+    """
+
+    leases: LeaseMap
+    bad_rows: tuple[BadRow, ...]
+    unreadable: frozenset[str]
+    workers: tuple[WorkerMetrics, ...]
+    scan_started: float
+    deadline: Deadline
+    created: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    expired: tuple[str, ...] = ()
+    plan: Plan | None = None
+    plan_input: PlanInput | None = None
+    errors: list[Exception] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rows: Scan, workers: tuple[WorkerMetrics, ...], deadline: Deadline) -> Self:
+        """Return the context of a cycle with these rows."""
+        return cls(
+            leases=LeaseMap(rows.leases),
+            bad_rows=rows.bad_rows,
+            unreadable=rows.unreadable,
+            workers=workers,
+            scan_started=rows.scan_started,
+            deadline=deadline,
+        )
 
 
 def scan(
@@ -144,7 +155,8 @@ def is_local(error: Exception) -> bool:
 
     Errors of this process (network, permissions for the tables, defects) are not local.
     """
-    if isinstance(error, AccessDeniedError | ThrottledError):  # limits are those of the account
+    if isinstance(error, AccessDeniedError | ThrottledError | UnavailableError):
+        # Limits are those of the account
         return error.operation in STREAM_OPERATIONS
     return isinstance(error, _LOCAL_ERRORS)
 

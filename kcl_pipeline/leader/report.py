@@ -52,14 +52,11 @@ class CycleReport:
         streams: Streams that are resolved, with their retention period.
         plan: The plan. None: none was computed.
         plan_input: The input of the plan.
-        created: Keys of leases that the cycle created.
-        deleted: Keys of leases that the cycle deleted.
-        seconds: Duration of the cycle.
+        created: Keys of leases that `sync` has created since the last report.
+        deleted: Keys of leases that `sync` has deleted since the last report.
+        seconds: Duration of the assignment.
         error: Errors of the cycle. Other parts of the cycle may have succeeded.
         pause: The pause of the application, in which no lease is assigned. None: not paused.
-        scan_age_seconds: None: this cycle has scanned the tables. Otherwise the age of the leases,
-            bad rows and plan: they are those of the last scan, at most
-            `lease_assignment_interval_millis` old, and the plan has no moves.
     """
 
     led: bool
@@ -79,7 +76,6 @@ class CycleReport:
     seconds: float = 0.0
     error: str | None = None
     pause: Pause | None = None
-    scan_age_seconds: float | None = None
 
 
 def noted(report: CycleReport, owner_name: str, events: EventSink) -> CycleReport:
@@ -110,8 +106,15 @@ def error_sentence(error: Exception) -> str:
     return described(error, "a leader cycle")
 
 
-def report_of(context: CycleContext, owner_name: str, error: str | None) -> CycleReport:
-    """Return the part of a report of a cycle that led which its context decides."""
+def report_of(
+    context: CycleContext,
+    owner_name: str,
+    error: str | None,
+    *,
+    seconds: float,
+    pause: Pause | None,
+) -> CycleReport:
+    """Return the report of an assignment that led."""
     return CycleReport(
         led=True,
         lock_owner=owner_name,
@@ -125,5 +128,6 @@ def report_of(context: CycleContext, owner_name: str, error: str | None) -> Cycl
         created=tuple(context.created),
         deleted=tuple(context.deleted),
         error=error,
-        scan_age_seconds=context.age_seconds,
+        seconds=seconds,
+        pause=pause,
     )

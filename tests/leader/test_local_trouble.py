@@ -41,7 +41,7 @@ def failing(world, error, *, operations, key=BAD):
         (ValueError("an attribute means nothing"), True),
         (AccessDeniedError("dynamodb:UpdateItem is denied", operation="UpdateItem"), False),
         (ThrottledError("slow down", operation="UpdateItem"), False),
-        (UnavailableError("server error", operation="ListShards"), False),
+        (UnavailableError("server error", operation="ListShards"), True),
         (RuntimeError("a defect"), False),
     ],
 )

@@ -11,8 +11,7 @@ import pytest
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import LeaderElected, LeadershipLost, RowRejected
-from kcl_pipeline.leader.election.lock import LeaderElection
-from kcl_pipeline.leader.election.times import lock_settings
+from kcl_pipeline.leader.lock import LeaderElection, lock_settings
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
@@ -310,21 +309,6 @@ def test_a_check_before_writes_is_always_a_heartbeat(world):
     version = table.read_lock().version
     assert a.confirm()
     assert table.read_lock().version != version
-
-
-def test_a_leader_whose_cycles_are_long_stores_a_longer_duration(world):
-    clock, table, _, candidate = world
-    a = candidate("a", duration=8_000)
-    assert a.try_lead()
-    for seconds in (5.0, 60.0, 6.0):
-        a.note_cycle(seconds)
-    clock.advance(5)
-    assert a.try_lead()
-    assert table.read_lock().lease_duration_millis == 20_000
-    a.note_cycle(0.1)
-    clock.advance(5)
-    assert a.try_lead()
-    assert table.read_lock().lease_duration_millis == 8_000
 
 
 @pytest.mark.parametrize(

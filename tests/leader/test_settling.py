@@ -6,7 +6,6 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import LeaseMoved
-from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.liveness.liveness import Liveness
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON
@@ -90,13 +89,3 @@ def test_a_throughput_is_too_new_for_nine_renewals_after_its_first_sample():
 
 def test_a_leader_uses_the_throughputs_that_it_finds():
     assert unsettled(Liveness(SETTINGS), 0, lease(90.0)) == frozenset()
-
-
-def test_the_balance_after_a_join_does_not_wait_for_the_next_scan_of_a_large_table(monkeypatch):
-    world = World(shards=2, assignment=BALANCED)
-    world.join("a", announces=True)
-    cycle = world.leader(leases_per_probe=0)
-    world.run(60, tick=1)
-    assert world.reports[-1].scan_age_seconds is not None
-    monkeypatch.setattr(BalanceSchedule, "must_look", lambda self, now: True)
-    assert cycle.run_once().scan_age_seconds is None

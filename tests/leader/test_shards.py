@@ -5,47 +5,11 @@
 from __future__ import annotations
 
 from kcl_pipeline.events import HoleFound, LeaseDeleted
-from kcl_pipeline.leader.sync.listing import missing_leases
+from kcl_pipeline.leader.listing import missing_leases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
-
-
-def test_initial_leases_cut_off_by_the_deadline_are_finished_by_the_next_cycle():
-    world = World(shards=200)
-    cycle = world.leader()
-    world.leases.store.before_call = lambda operation, _key: (
-        world.clock.advance(2) if operation == "TransactWriteItems" else None
-    )
-    first = cycle.run_once(5.0)
-    assert 0 < len(first.created) < 200
-    for _ in range(4):
-        cycle.run_once(5.0)
-    assert len(world.table()) == 200
-
-
-def test_initial_leases_of_an_earlier_term_are_forgotten():
-    """Seed 652: the next leader had created them, and deleted one whose shard was finished."""
-    world = World(shards=200)
-    world.leases.store.before_call = lambda operation, _key: (
-        world.clock.advance(2) if operation == "TransactWriteItems" else None
-    )
-    first, second = world.leader("first"), world.leader("second")
-    before = set(first.run_once(5.0).created)
-    world.leases.store.before_call = lambda _operation, _key: None
-    for _ in range(60):
-        world.clock.advance(10)
-        second.run_once(5.0)
-    rows = world.leases.rows()
-    assert len(rows) == 200
-    finished = max(set(rows) - before)
-    world.leases.erase(finished)
-    for _ in range(2):
-        world.clock.advance(120)
-        report = first.run_once(5.0)
-    assert report.created == ()
-    assert finished not in world.leases.rows()
 
 
 def test_several_streams_each_get_their_leases_and_a_missing_one_does_not_hold_up_the_others():

@@ -94,6 +94,9 @@ class FakeCycle:
             raise report
         return report
 
+    def wait_for_sync(self, seconds: float) -> bool:
+        return False
+
     def release(self) -> None:
         raise AssertionError("the sensor never releases")
 

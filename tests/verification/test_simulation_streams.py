@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kcl_pipeline.batch import DataFile
-from kcl_pipeline.leader import cycle
+from kcl_pipeline.leader import sync
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.stored import StoredPosition
@@ -193,7 +193,7 @@ def test_a_stream_returns_at_the_latest_when_the_storm_ends():
 
 
 def test_a_leader_that_keeps_the_leases_of_former_streams_is_found(monkeypatch):
-    monkeypatch.setattr(cycle, "former_leases", lambda *_: ())
+    monkeypatch.setattr(sync, "former_leases", lambda *_: ())
     monkeypatch.setattr(Storm, "_plan", lambda _storm: [(5.0, "stream_returns")])
     seed = next(seed for seed in range(100) if len(scenario_of(seed).streams) > 1)
     found = simulate(seed, StormOptions(call_fault_chance=0.0, steer=False)).violations

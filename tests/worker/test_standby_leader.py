@@ -13,27 +13,30 @@ from tests.support.worker_world import World
 DEFAULT = {"lease": {"failover_time_millis": 10_000}}
 
 
-def test_a_leader_runs_a_cycle_every_second():
-    world = World(shards=2, **DEFAULT)
-    assert world.worker.lead_tick() == 1.0
-    world.clock.advance(1)
-    assert world.worker.lead_tick() == 1.0
-
-
-def test_and_when_a_lease_can_expire():
-    """Its owner is not of this package: it has a discovery interval more than the failover time."""
-    world = World(shards=2, **DEFAULT)
-    world.worker.lead_tick()
-    create_lease(world.leases, Lease("shardId-000000000077", LATEST, owner="dead", counter=3))
-    world.clock.advance(1)
+@pytest.mark.parametrize(
+    ("scan_seconds", "pause"),
+    [(0.0, 0.2), (0.1, 0.3), (0.5, 1.0), (2.0, 1.0), (3.0, 9.0), (15.0, 10.0)],
+)
+def test_the_pause_of_a_leader_follows_the_time_of_a_cycle(scan_seconds, pause):
+    """Three times as long, at least 0.2 s, at most a tenth of the failover time; while scans are
+    throttled, at most the failover time.
+    """
+    world = World(shards=2, leader={"leader_lease_duration_millis": 60_000}, **DEFAULT)
     world.worker.lead_tick()
     world.clock.advance(1)
-    for _ in range(9):
-        world.worker.leases.renew_all()
-        world.worker.lead_tick()
-        world.clock.advance(2)
-    world.worker.leases.renew_all()
-    assert world.worker.lead_tick() == pytest.approx(0.995)
+    world.leases.store.before_call = lambda operation, _key: (
+        world.clock.advance(scan_seconds) if operation == "Scan" else None
+    )
+    assert world.worker.lead_tick() == pytest.approx(pause)
+
+
+def test_a_leader_of_many_leases_scans_less_often():
+    world = World(shards=2, **DEFAULT)
+    world.worker.lead_tick()
+    for number in range(500):
+        create_lease(world.leases, Lease(f"shardId-{number + 1000:012}", LATEST, owner="other"))
+    world.clock.advance(1)
+    assert world.worker.lead_tick() == pytest.approx(0.5, abs=0.01)
 
 
 def test_an_interval_in_the_settings_is_kept():

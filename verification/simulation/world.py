@@ -23,7 +23,6 @@ from kcl_pipeline.events import (
     WorkerStarted,
 )
 from kcl_pipeline.kinesis.ranges import RangeReader
-from kcl_pipeline.leader.reads.tables import LEASES_PER_PROBE
 from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.row_store import MemoryStore
 from kcl_pipeline.testing.sink import MemoryBatchWriter
@@ -305,7 +304,7 @@ class World:
             owner,
             resume_own_name=resume_own_name,
             rng=random.Random(f"{self.seed}/{machine.host.name}/leader{process}"),
-            leases_per_probe=0 if self.scenario.saves_scans else LEASES_PER_PROBE,
+            spawn=machine.host.spawn,
             stored=stored_shards(self.sink_table, clock, calls),
         )
 

@@ -23,7 +23,7 @@ from kcl_pipeline.cli.target import (
 from kcl_pipeline.errors import OtherApplicationError, SettingsError
 from kcl_pipeline.events import Event, ignore_events
 from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
-from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
 from kcl_pipeline.leases.identity_check import as_json as record_as_json
 from kcl_pipeline.metrics.exporters import text_of

@@ -8,7 +8,7 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.cleaning import Cleaning
-from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.lock import Leadership
 from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leases.application.recorded_stream import AccountAndName, RecordedStream
@@ -43,7 +43,7 @@ class FormerStreams:
         coordinator_table: CoordinatorStateTable,
         clock: Clock,
         streams: Streams,
-        leadership: LeaderElection,
+        leadership: Leadership,
         cleaning: Cleaning,
     ) -> None:
         self._settings = settings.shard_sync

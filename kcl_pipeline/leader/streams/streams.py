@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeGuard
@@ -13,7 +12,6 @@ from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
 from kcl_pipeline.errors import (
     STREAM_ERRORS,
     AwsError,
-    KclError,
     NotFoundError,
     StreamReplacedError,
     ThrottledError,
@@ -21,7 +19,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.election.lock import NotLeadingError
+from kcl_pipeline.leader.lock import NotLeadingError
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS
 from kcl_pipeline.leader.streams.selection import StreamSelection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
@@ -234,37 +232,12 @@ class Streams:
             return stream
         return self._recorded[0].as_recorded(stream)
 
-    def refresh(self) -> bool:
-        """Describe the configured streams that are due; return whether there was one.
-
-        `for_each` reports the errors.
-        """
+    def refresh(self) -> None:
+        """Forget the streams that are not read any more."""
         names = set(self.names())
-        for found in (self._known, self._waits):
-            for name in found.keys() - names:  # a selection may name thousands in its life
-                del found[name]
-        now = self._clock.monotonic()
-        due = any(now >= one.due for one in self._known.values())
-        for name in self.configured():
-            with suppress(KclError):
-                self.look(name)
-        return due
-
-    def last_seen(self, name_or_arn: str) -> StreamId | None:
-        """Return the stream that has a name, without another call if it was described before.
-
-        None: its description is due. Until `refresh` has made it, the stream may be another one.
-
-        Raises:
-            AwsError: The last description failed, or there was none, see `look`.
-        """
-        known, wait = self._known.get(name_or_arn), self._waits.get(name_or_arn)
-        if known is not None and wait is not None:
-            error = wait.error
-            raise type(error)(str(error), code=error.code, operation=error.operation)
-        if known is None:
-            return self.look(name_or_arn)
-        return known.stream if self._clock.monotonic() < known.due else None
+        for cache in (self._known, self._waits):
+            for name in cache.keys() - names:  # a selection may name thousands in its life
+                del cache[name]
 
     def look(self, name_or_arn: str) -> StreamId:
         """Return the stream that has a name now. It is requested from the service now and then.

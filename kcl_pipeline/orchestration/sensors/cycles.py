@@ -56,6 +56,9 @@ def run_cycles(
     """
     began = clock.monotonic()
     report = cycle.run_once(deadline_seconds)
+    if report.led and not report.leases and cycle.wait_for_sync(START_SECONDS):
+        # The first leases of an application, or those of a stream that was created again
+        report = cycle.run_once(deadline_seconds - (clock.monotonic() - began))
     if _misses_workers(cycle, report) and is_starting(report):
         return _until_assigned(cycle, report, began, deadline_seconds, clock, is_starting)
     seconds = clock.monotonic() - began

@@ -7,20 +7,20 @@ from typing import Final
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
-_LONGEST_CYCLE_SECONDS: Final = 1.0
 _WATCHER_SECONDS: Final = 0.5
 _STANDBY_SECONDS: Final = 2.0
-_AFTER_EXPIRY_SECONDS: Final = 0.02
-_SHORT_CYCLE_SECONDS: Final = 0.3
-_DUTY: Final = 5.0
-"""The time of a cycle above `_SHORT_CYCLE_SECONDS` is at most a sixth of all."""
+_SHORTEST_SECONDS: Final = 0.2
+_SECONDS_PER_LEASE: Final = 0.001
+"""A scan of 1,000 leases costs 40 to 50 read units: a leader uses half of a table of 100."""
+_DUTY: Final = 3.0
+"""A cycle takes at most a quarter of the time."""
+_FEW_LEASES: Final = 1_000
 
 
 class StandbyLeader:
@@ -55,30 +55,33 @@ class StandbyLeader:
             return self._longest_pause
         report = leader.run_once()
         self.unavailable = report.unavailable if report.led else None
-        if report.scan_age_seconds is None:
-            self._take(report)
+        self._take(report)
         if not report.led and leader.is_a_lease_silent():
             self._leases.expect_changes()
-        return self._pause_seconds(leader, report)
+        return self._pause_seconds(report, is_watcher=leader.is_watcher)
 
-    def _pause_seconds(self, leader: LeaderCycle, report: CycleReport) -> float:
-        """Return the seconds until the next cycle.
+    def _pause_seconds(self, report: CycleReport, *, is_watcher: bool) -> float:
+        """Return the seconds until the next cycle. An interval in the settings is kept.
 
-        A leader runs a cycle at the time when a lease can expire, and often enough to see its last
-        renewal soon. Reads then cost a few percent of what renewals cost. An interval in the
-        settings is kept.
+        A short pause finds an expired lease soon. The cost of scans bounds it from below: their
+        time, and the read units of the table. The failover time bounds it from above: a scan that
+        takes longer than a quarter of it is throttled, and may take all of it.
         """
         settings, longest = self._dependencies.settings, self._longest_pause
         if settings.assignment.lease_assignment_interval_millis is not None:
             return longest
         if not report.led:
-            return min(_WATCHER_SECONDS if leader.is_watcher else _STANDBY_SECONDS, longest)
+            return min(_WATCHER_SECONDS if is_watcher else _STANDBY_SECONDS, longest)
+        failover_seconds = settings.lease.failover_time_millis / 1000
+        leases = len(report.leases)
+        share = 10 if leases <= _FEW_LEASES else 4
+        usual = failover_seconds / share
+        if report.seconds > failover_seconds / 4:
+            usual = failover_seconds
         if report.error is not None:
-            return longest
-        usual = min(settings.lease.failover_time_millis / 10_000, _LONGEST_CYCLE_SECONDS)
-        pause = min(usual, leader.next_expiry_seconds() + _AFTER_EXPIRY_SECONDS)
-        long = _DUTY * max(report.seconds - _SHORT_CYCLE_SECONDS, 0.0)
-        return min(max(pause, long), longest)
+            return usual
+        shortest = max(_SHORTEST_SECONDS, _SECONDS_PER_LEASE * leases)
+        return min(max(shortest, _DUTY * report.seconds), usual)
 
     @property
     def _longest_pause(self) -> float:

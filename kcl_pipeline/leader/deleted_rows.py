@@ -13,11 +13,11 @@ from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
-from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leader.lease_map import LeaseMap
+from kcl_pipeline.leader.listing import asks_table
+from kcl_pipeline.leader.lock import Leadership
 from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leader.streams.streams import Streams
-from kcl_pipeline.leader.sync.listing import asks_table
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import LeaseTable
@@ -39,7 +39,7 @@ class DeletedRows:
         kinesis: KinesisClient,
         events: EventSink,
         streams: Streams,
-        leadership: LeaderElection,
+        leadership: Leadership,
         stored: StoredShards | None = None,
     ) -> None:
         self._stored = stored
@@ -73,11 +73,7 @@ class DeletedRows:
             alone = LeaseMap((lease,))
             stream = next((known for known in streams if alone.of_stream(known)), None)
             try:
-                if (
-                    stream is None
-                    or context.deadline.passed()
-                    or not self._settled(context, stream, lease)
-                ):
+                if stream is None or not self._settled(context, stream, lease):
                     self._unfinished[key] = lease
             except (AwsError, SinkError, ValueError) as error:
                 self._unfinished[key] = lease

@@ -12,11 +12,7 @@ from kcl_pipeline.errors import AwsError, InvalidRequestError, ShardSyncError, T
 from kcl_pipeline.events import EventSink, HoleFound, LeasesCreated
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
-from kcl_pipeline.leader.election.lock import WRITES_AT_ONCE, LeaderElection, NotLeadingError
-from kcl_pipeline.leader.phase import CycleContext, keys_of
-from kcl_pipeline.leader.report import StreamCoverage
-from kcl_pipeline.leader.streams.streams import Streams
-from kcl_pipeline.leader.sync.listing import (
+from kcl_pipeline.leader.listing import (
     has_unreadable_shards,
     initial_leases,
     missing_leases,
@@ -24,6 +20,10 @@ from kcl_pipeline.leader.sync.listing import (
     since_now,
     stream_coverage,
 )
+from kcl_pipeline.leader.lock import WRITES_AT_ONCE, Leadership, NotLeadingError
+from kcl_pipeline.leader.phase import CycleContext, keys_of
+from kcl_pipeline.leader.report import StreamCoverage
+from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import LeaseTable
@@ -36,6 +36,12 @@ _OF_ONE_LEASE: Final = (InvalidRequestError, ThrottledError, ValueError)
 """Errors of a transaction that one of its leases can cause."""
 
 
+PROOFS: Final = 3
+"""Attempts of a transaction whose proof was refused. A heartbeat of `assign` may have come between
+the proof and the transaction; two in a row are seconds apart.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _CountedHole:
     hole: Hole
@@ -45,8 +51,8 @@ class _CountedHole:
 class ShardSync:
     """Creates the missing leases.
 
-    In memory it keeps the gaps of the last audits, and initial leases that it could not create
-    before the deadline. The latter are valid only in this term: another leader may have created
+    In memory it keeps the gaps of the last audits, and initial leases that it could not create.
+    The latter are valid only in this term: another leader may have created
     them since, and deleted them after their shards were finished.
     """
 
@@ -58,7 +64,7 @@ class ShardSync:
         clock: Clock,
         events: EventSink,
         streams: Streams,
-        leadership: LeaderElection,
+        leadership: Leadership,
         stored: StoredShards | None = None,
     ) -> None:
         self._stored = stored
@@ -75,11 +81,6 @@ class ShardSync:
         self._unfinished: dict[StreamId, tuple[Lease, ...]] = {}
         self._audit_due: dict[StreamId, float] = {}
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether initial leases remain to be created."""
-        return bool(self._unfinished)
-
     def start(self, context: CycleContext) -> None:
         """Create the leases of every stream that has none.
 
@@ -90,8 +91,6 @@ class ShardSync:
             self._unfinished.clear()
 
         def begin(stream: StreamId) -> None:
-            if context.deadline.passed():
-                return
             wanted = self._unfinished.get(stream)
             if (
                 wanted is None
@@ -112,7 +111,7 @@ class ShardSync:
     ) -> None:
         """Create initial leases, in any order, because none is an ancestor of another."""
         rest, failed = tuple(initial_leases), dict[Lease, Exception]()
-        while rest and not context.deadline.passed():
+        while rest:
             self._unfinished[stream] = (*failed, *rest)
             part, rest = rest[:WRITES_AT_ONCE], rest[WRITES_AT_ONCE:]
             created, errors = self._create(part)
@@ -124,8 +123,8 @@ class ShardSync:
                 "the stream had no leases; they begin at "
                 f"{self._of_stream(stream).initial_position_in_stream}",
             )
-        if rest or failed:
-            self._unfinished[stream] = (*failed, *rest)
+        if failed:
+            self._unfinished[stream] = tuple(failed)
         else:
             self._unfinished.pop(stream, None)
         for error in failed.values():
@@ -144,13 +143,11 @@ class ShardSync:
             NotLeadingError: Another process has the lock.
         """
         try:
-            created = self._table.create_leases(leases, self._leadership.proof())
+            created = self._create_with_proof(leases)
         except (AwsError, ValueError) as error:
             if len(leases) == 1 or not isinstance(error, _OF_ONE_LEASE):
                 return [], dict.fromkeys(leases, error)
         else:
-            if created is None:
-                raise NotLeadingError
             existing = [lease for lease in leases if lease.lease_key not in created]
             made = [lease for lease in leases if lease.lease_key in created]
             return made, self._of_former_stream(existing)
@@ -160,6 +157,18 @@ class ShardSync:
             done += created_alone
             failed |= errors
         return done, failed
+
+    def _create_with_proof(self, leases: Sequence[Lease]) -> tuple[str, ...]:
+        """Create leases on the condition that this process leads.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+        """
+        for _ in range(PROOFS):
+            created = self._table.create_leases(leases, self._leadership.proof())
+            if created is not None:
+                return created
+        raise NotLeadingError
 
     def _of_former_stream(self, existing: Iterable[Lease]) -> dict[Lease, Exception]:
         """Return errors for leases whose rows are of a former stream of the same name.
@@ -212,7 +221,7 @@ class ShardSync:
         time = self._clock.monotonic()
 
         def audit_stream(stream: StreamId) -> None:
-            if context.deadline.passed() or time < self._audit_due.get(stream, time):
+            if time < self._audit_due.get(stream, time):
                 return
             self._audit_due[stream] = (
                 time + self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
@@ -282,8 +291,6 @@ class ShardSync:
         wanted = with_times_of_parents(wanted, context.leases.of_stream(stream))
         wanted = since_now(self._kinesis, stream, wanted)
         for begin in range(0, len(wanted), WRITES_AT_ONCE):
-            if context.deadline.passed():
-                break
             created, errors = self._create(wanted[begin : begin + WRITES_AT_ONCE])
             self._note_created(
                 context, stream, created, f"the leases had a hole: {self._holes[stream].hole}"

@@ -1,35 +1,67 @@
-"""Acquire and hold the leader lock, without a thread and without comparing clocks of two hosts.
+"""Acquire and hold the leader lock without comparing clocks of two hosts (protocol §3.3).
 
-See protocol §3.3.
+`LeaderElection` belongs to `assign()`: one thread calls it. `Leadership` is what `sync()` may know
+of it: whether this process still leads.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
+from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, LeaderSettings
-from kcl_pipeline.errors import ThrottledError, UnavailableError
+from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
+from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
 from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRejected
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 
-_CYCLES_NOTED: Final = 3
-_CYCLES_PER_LOCK: Final = 4
+SENSOR_LOCK_MILLIS: Final = 15_000
+_SHORTEST_MILLIS: Final = 2_000
+_LONGEST_MILLIS: Final = 30_000
 UNKNOWN_OWNER: Final = "(unknown: its row cannot be read)"
-_YOUNG: Final = 1 / 16
-"""A heartbeat is young for this part of the duration of the lock."""
 WRITES_AT_ONCE: Final = 64
 """Number of writes between two checks of lock and deadline."""
+_POLL_SECONDS: Final = 0.2
+_T = TypeVar("_T")
 
 
 class NotLeadingError(Exception):
-    """Another process has the lock. This cycle must not write any more."""
+    """Another process has the lock. This process must not write as the leader any more."""
+
+
+def lock_settings(settings: ConsumerSettings, *, is_sensor: bool) -> LeaderSettings:
+    """Return the times of the leader lock.
+
+    A duration that is not set follows the failover time, so that the lock of a leader that stopped
+    expires before its leases do. Standbys have watched the leases meanwhile.
+
+    Args:
+        settings: All settings.
+        is_sensor: Whether the sensor holds the lock. Its ticks are at least 5 s apart.
+    """
+    leader, chosen = settings.leader, settings.leader.model_fields_set
+    if "leader_lease_duration_millis" in chosen:
+        return leader
+    duration = settings.lease.failover_time_millis * 4 // 5
+    duration = min(max(duration, _SHORTEST_MILLIS), _LONGEST_MILLIS)
+    if is_sensor:
+        duration = max(duration, SENSOR_LOCK_MILLIS)
+    heartbeat = duration * 5 // 16
+    if "leader_heartbeat_period_millis" in chosen:
+        heartbeat = leader.leader_heartbeat_period_millis
+    return leader.model_copy(
+        update={
+            "leader_lease_duration_millis": max(duration, 2 * heartbeat),
+            "leader_heartbeat_period_millis": heartbeat,
+        }
+    )
 
 
 class LeaderElection:
@@ -65,6 +97,8 @@ class LeaderElection:
         unreadable: Why the lock could not be read in the last read. None: it could.
         stolen_from: Owner of the expired lock that this candidate has replaced. None: the lock was
             free.
+        patience_seconds: How long others may acquire a free or expired lock first. Those who
+            observe the leases all the time know at once which have expired.
     """
 
     def __init__(
@@ -96,9 +130,8 @@ class LeaderElection:
         self._claim: LeaderLock | None = None
         self._claimed_at = 0.0
         self._observed: tuple[object, float] | None = None
-        self._observed_millis: int | None = None
-        self._cycles: deque[float] = deque(maxlen=_CYCLES_NOTED)
-        self._needed_millis = 0
+        self.patience_seconds = 0.0
+        self._free_since: float | None = None
 
     def try_lead(self) -> bool:
         """Keep the lock by a heartbeat if one is due, or acquire it if it is free or expired.
@@ -121,15 +154,6 @@ class LeaderElection:
             >= self._settings.leader_heartbeat_period_millis / 1000
         )
 
-    def unchanged_share(self) -> float:
-        """Return the time without a heartbeat of another leader, as a share of its duration.
-
-        0.0 if no other process holds the lock.
-        """
-        if self._observed is None or self._observed_millis is None:
-            return 0.0
-        return (self._clock.monotonic() - self._observed[1]) / (self._observed_millis / 1000)
-
     def confirm(self) -> bool:
         """Send a conditional heartbeat.
 
@@ -148,7 +172,7 @@ class LeaderElection:
         version = self._next_version or self._new_version()
         self._next_version = version
         began = self._clock.monotonic()
-        lock = replace(held, lease_duration_millis=self._duration_millis)
+        lock = replace(held, lease_duration_millis=self._settings.leader_lease_duration_millis)
         try:
             kept = self._table.heartbeat_lock(lock, version)
         except (UnavailableError, ThrottledError):
@@ -172,56 +196,40 @@ class LeaderElection:
         if not self.confirm():
             raise NotLeadingError
 
-    def keep_alive(self) -> None:
-        """Send a heartbeat unless the last one is very young. Nothing if the lock is not held.
+    def keep_during(self, call: Callable[[], _T], spawn: Spawn | None) -> _T:
+        """Return the result of a call during which heartbeats are sent when they are due.
 
-        Before a call that may last as long as the lock, a heartbeat that is only not due yet would
-        be too old at its end.
-
-        Raises:
-            NotLeadingError: Another process has the lock.
-            AwsError: A call to the table failed.
-        """
-        held = self.held
-        if held is None:
-            return
-        age = self._clock.monotonic() - self.confirmed_at
-        if age >= held.lease_duration_millis / 1000 * _YOUNG:
-            self.check()
-
-    def proof(self) -> ConditionCheck:
-        """Send a heartbeat of the lock, and return the condition that the lock is still held.
-
-        Raises:
-            NotLeadingError: Another process has the lock.
-        """
-        self.check()
-        if self.held is None:
-            raise NotLeadingError
-        return self._table.proof_of_lock(self.held)
-
-    def keep(self, number: int) -> None:
-        """Check before the first write of each group, and if the last check is too old.
+        A scan of a throttled table and a plan for many leases may last longer than the lock.
 
         Args:
-            number: Index of the next write, from 0.
+            call: The call. It uses no method of this object.
+            spawn: Starts the thread of the call. None: it runs on the calling thread.
+
+        Raises:
+            NotLeadingError: Another process has the lock. The result of the call is dropped.
+            Exception: An error of the call.
         """
-        if number % WRITES_AT_ONCE == 0 or self.may_have_expired():
-            self.check()
+        if spawn is None:
+            return call()
+        results: list[_T] = []
+        errors: list[BaseException] = []
 
-    def note_cycle(self, seconds: float) -> None:
-        """Note the duration of a cycle. A lock lasts at least four of the shortest recent cycles.
+        def run() -> None:
+            try:
+                results.append(call())
+            except BaseException as error:  # noqa: BLE001 (raised below, by the waiting thread)
+                errors.append(error)
 
-        So a leader of a table that takes long to read does not lose its lock in every cycle.
-        """
-        self._cycles.append(seconds)
-        if len(self._cycles) == self._cycles.maxlen:
-            shortest = round(min(self._cycles) * 1000)
-            self._needed_millis = min(_CYCLES_PER_LOCK * shortest, MAX_LOCK_DURATION_MILLIS)
-
-    @property
-    def _duration_millis(self) -> int:
-        return max(self._settings.leader_lease_duration_millis, self._needed_millis)
+        thread = spawn("leader-call", run)
+        while True:
+            thread.join(_POLL_SECONDS)
+            if errors:
+                raise errors[0]
+            if results:
+                return results[0]
+            if self._is_heartbeat_due():
+                with suppress(AwsError):  # the next heartbeat reports trouble with the table
+                    self.check()
 
     def may_have_expired(self) -> bool:
         """Return whether the last heartbeat is so old that another candidate may have the lock."""
@@ -272,7 +280,6 @@ class LeaderElection:
     def _observe(self, lock: LeaderLock) -> None:
         self.led_at = self._clock.monotonic()
         self._observed = (lock.version, self.led_at)
-        self._observed_millis = lock.lease_duration_millis
 
     def _acquire(self) -> bool:
         if self._is_held_by_another():
@@ -284,8 +291,12 @@ class LeaderElection:
         self.unreadable = None
         if item is None or item.is_released:
             self.seen_owner = None
+            if self._free_since is None:
+                self._free_since = scan_started
+            if scan_started - self._free_since < self.patience_seconds:
+                return False
             return self._put(item, stolen_from=None)
-        self.seen_owner = item.owner_name
+        self.seen_owner, self._free_since = item.owner_name, None
         if self._claim is not None and item.version == self._claim.version:
             return self._now_leading(self._claim, None, self._claimed_at)
         if self._resume_own_name and item.owner_name == self.owner_name:
@@ -293,7 +304,8 @@ class LeaderElection:
         if self._observed is None or self._observed[0] != item.version:
             self._observe(item)
             return False
-        if scan_started - self._observed[1] <= item.lease_duration_millis / 1000:
+        lock_seconds = item.lease_duration_millis / 1000
+        if scan_started - self._observed[1] <= lock_seconds + self.patience_seconds:
             return False
         return self._put(item, stolen_from=item.owner_name)
 
@@ -314,7 +326,9 @@ class LeaderElection:
         return self._put(item, stolen_from=UNKNOWN_OWNER)
 
     def _put(self, replacing: LeaderLock | UnreadableLock | None, stolen_from: str | None) -> bool:
-        lock = LeaderLock(self.owner_name, self._duration_millis, self._new_version())
+        lock = LeaderLock(
+            self.owner_name, self._settings.leader_lease_duration_millis, self._new_version()
+        )
         # If the outcome is unknown, a later read recognises this write by its version.
         self._claim, self._claimed_at = lock, self._clock.monotonic()
         if not self._table.put_lock(lock, replacing=replacing):
@@ -323,7 +337,7 @@ class LeaderElection:
         return self._now_leading(lock, stolen_from, self._claimed_at)
 
     def _now_leading(self, lock: LeaderLock, stolen_from: str | None, confirmed_at: float) -> bool:
-        self._claim = None
+        self._claim = self._free_since = None
         self.confirmed_at = self.led_at = confirmed_at
         self._observed = None
         self.term += 1
@@ -336,3 +350,48 @@ class LeaderElection:
 
     def _new_version(self) -> str:
         return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+
+
+class Leadership:
+    """Whether this process leads, for `sync()`: read in memory, without a call.
+
+    It belongs to one run of `sync()`. If the lock was lost since the run began, also if it was
+    acquired again, the run must not write: others may have led meanwhile.
+
+    Args:
+        election: Holds the lock. Another thread uses it.
+        table: The coordinator-state table.
+    """
+
+    def __init__(self, election: LeaderElection, table: CoordinatorStateTable) -> None:
+        self._election = election
+        self._table = table
+        self.owner_name = election.owner_name
+        self.term = election.term
+
+    def begin(self, term: int) -> None:
+        """Begin a run for a term of this process."""
+        self.term = term
+
+    def check(self) -> None:
+        """Check before a group of writes.
+
+        Raises:
+            NotLeadingError: Another process may have the lock.
+        """
+        if self._election.term != self.term or self._election.may_have_expired():
+            raise NotLeadingError
+
+    def proof(self) -> ConditionCheck:
+        """Return the condition that this process holds the lock.
+
+        A heartbeat changes the version of the lock, and with it the proof.
+
+        Raises:
+            NotLeadingError: Another process may have the lock.
+        """
+        held = self._election.held
+        self.check()
+        if held is None:
+            raise NotLeadingError
+        return self._table.proof_of_lock(held)

@@ -1,1 +1,0 @@
-"""Acquire and hold the leader lock."""

@@ -1,1 +1,0 @@
-"""Read the tables: as the leader, and while another process leads."""

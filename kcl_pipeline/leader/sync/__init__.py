@@ -1,1 +1,0 @@
-"""Create missing leases, and restore deleted ones (protocol §7)."""
