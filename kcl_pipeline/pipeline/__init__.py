@@ -34,6 +34,7 @@ from kcl_pipeline.aws.configs import LEADER_THREADS
 from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams.selection import StreamSelection
@@ -52,6 +53,7 @@ from kcl_pipeline.pipeline.output import (
     SessionFactory,
     sink_address,
 )
+from kcl_pipeline.processors import ProcessorSink, RecordProcessor
 from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
 from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
@@ -75,7 +77,7 @@ class KinesisPipeline:
     """A KCL application that reads streams, transforms the records and writes them to a sink.
 
     Set at most one of `transform` and `transform_arrow`. With neither, the sink receives the
-    records unchanged.
+    records unchanged. With a `processor` there is neither a transform nor a sink.
 
     Raises:
         SettingsError: An argument is wrong. The message says what to write instead.
@@ -88,13 +90,15 @@ class KinesisPipeline:
 
     Or a `StreamSelector`, or a function that returns names or ARNs: the leader asks each minute.
     """
-    sink: PipelineSink
+    sink: PipelineSink = None  # type: ignore[assignment] # (`processor` sets it)
     """A `DeltaSink` (exactly once), or a function in a `ForeachArrowSink` or a `ForeachBatchSink`
     (at least once)."""
     transform: Callable[[DataFrame], DataFrame] | None = None
     """Takes and returns a Spark DataFrame. The input has the columns of `RECORD_SCHEMA`."""
     transform_arrow: Callable[[pa.Table], pa.Table] | None = None
     """Takes and returns a `pyarrow.Table`, without a JVM."""
+    processor: Callable[[], RecordProcessor] | None = None
+    """The class of a `RecordProcessor`, in place of a sink (at least once)."""
     workers: Fleet = field(default_factory=Fleet)
     """How many workers the sensor runs."""
     settings_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -106,6 +110,8 @@ class KinesisPipeline:
     """Spark properties. They override those that this package sets."""
 
     def __post_init__(self) -> None:
+        if self.processor is not None:
+            object.__setattr__(self, "sink", self._processor_sink(self.processor))
         check_arguments(
             self.name,
             self.streams,
@@ -116,6 +122,12 @@ class KinesisPipeline:
             self.spark_config,
         )
         _ = self.settings
+
+    def _processor_sink(self, processor: Callable[[], RecordProcessor]) -> ProcessorSink:
+        sink = ProcessorSink(processor)
+        if self.sink not in (None, sink):  # `dataclasses.replace` passes both
+            raise SettingsError("sink and processor are both set. Write one of them.")
+        return sink
 
     def __repr__(self) -> str:
         return (

@@ -26,6 +26,7 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.foreach import ForeachArrowSink, ForeachBatchSink
 from kcl_pipeline.leader.streams.selection import SelectStreams
 from kcl_pipeline.planning import strategies
+from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.settings_errors import nearest, refuse_settings, shown, unknown, wrong
 from kcl_pipeline.stream_config import StreamConfig, StreamForms, StreamSelector, stream_settings
 
@@ -199,8 +200,13 @@ def _check_workers(workers: object) -> None:
 
 
 def _check_sink(sink: object) -> None:
-    if isinstance(sink, DeltaSink | ForeachArrowSink | ForeachBatchSink):
+    if isinstance(sink, DeltaSink | ForeachArrowSink | ForeachBatchSink | ProcessorSink):
         return
+    if sink is None:
+        raise SettingsError(
+            "KinesisPipeline has no sink. Write sink=DeltaSink('s3://lake/orders'), another sink, "
+            "or processor=MyProcessor."
+        )
     if isinstance(sink, str):
         raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({shown(sink)})")
     if isinstance(sink, type) or callable(sink):
@@ -220,6 +226,10 @@ def _check_transforms(frames: object, tables: object, sink: object) -> None:
         check_function("transform_arrow", tables, ["records"], "a function of a pyarrow.Table")
     if frames is not None and tables is not None:
         raise SettingsError("transform and transform_arrow are both set. Write one of them.")
+    if isinstance(sink, ProcessorSink) and (frames is not None or tables is not None):
+        raise SettingsError(
+            "a transform does not work with a processor, which gets the records. Omit it."
+        )
     if tables is not None and isinstance(sink, ForeachBatchSink):
         raise SettingsError(
             "transform_arrow does not work with a ForeachBatchSink, which gets a Spark DataFrame. "

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from kcl_pipeline.aws import AwsClients, KinesisSource
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
@@ -19,6 +20,7 @@ from kcl_pipeline.foreach import ForeachArrow, ForeachArrowSink, ForeachBatchSin
 from kcl_pipeline.leases.application.identity import MAX_SINK
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.processors import ProcessorCalls, ProcessorSink
 from kcl_pipeline.text import printable
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.sinks.sink import Sink
     from kcl_pipeline.spark.executors import TaskSource
 
-PipelineSink = DeltaSink | ForeachArrowSink | ForeachBatchSink
+PipelineSink = DeltaSink | ForeachArrowSink | ForeachBatchSink | ProcessorSink
 
 SessionFactory = Callable[[], "SparkSession"]
 """Returns the Spark session of this process."""
@@ -67,6 +69,14 @@ class PipelineOutput:
                     "retrieval.fetch_on='executors' needs a DeltaSink, and sink is a "
                     f"{type(sink).__name__}. Write fetch_on='driver'."
                 )
+            if isinstance(sink, ProcessorSink):
+                settings = self.settings
+                calls = ProcessorCalls(
+                    sink,
+                    settings.retrieval.max_records,
+                    skips_failures=settings.batch.failed_records == "skip",
+                )
+                return calls, calls, None
             if isinstance(sink, ForeachArrowSink):
                 arrow = ForeachArrow(sink, self.transform_arrow, memory)
                 return arrow, arrow, None
@@ -133,7 +143,7 @@ class PipelineOutput:
     @property
     def takes_dead_letters(self) -> bool:
         """Whether the sink can store dead letters."""
-        return isinstance(self.sink, DeltaSink) or self.sink.dead_letter_uri is not None
+        return isinstance(self.sink, DeltaSink) or dead_letter_address(self.sink) is not None
 
     def stored_shards(self) -> StoredShards | None:
         """Return what asks the table for positions. None: the sink stores none.
@@ -186,8 +196,10 @@ class PipelineOutput:
 def sink_address(sink: PipelineSink) -> str:
     """Return the sink as the application record stores it.
 
-    `delta:<root of the table>`, or `function`, which may write anywhere.
+    `delta:<root of the table>`, or `function` or `processor`, which may write anywhere.
     """
+    if isinstance(sink, ProcessorSink):
+        return "processor"
     if not isinstance(sink, DeltaSink):
         return "function"
     return "delta:" + printable(re.sub(r"^s3a://", "s3://", table_root(sink.uri)), MAX_SINK)

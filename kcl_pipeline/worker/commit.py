@@ -22,7 +22,8 @@ The row also has a *mark*: the last checkpoint that was written by this package 
 had. If p is before the mark, the table is an older copy, or another one, and the lease stops.
 
 With a user's function as the sink nothing is stored. Its positions are those that this process has
-committed since it took the lease, and its checkpoints follow each batch.
+committed since it took the lease, and its checkpoints follow each batch. Record processors write
+their checkpoints themselves, and this module writes none.
 
 See docs/architecture.md, "Exactly once".
 """
@@ -47,6 +48,7 @@ from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink, shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -141,6 +143,7 @@ class BatchCommit:
         self._stop = stop or clock.signal()
         self._map = map
         self._flush_seconds = flush_seconds if sink.stores_positions else 0.0
+        self._writes_checkpoints = not isinstance(sink, ProcessorCalls)
 
     # -- 1. start
 
@@ -241,7 +244,7 @@ class BatchCommit:
         elif position == LATEST and stored == NOTHING_STORED and consumer.knows_ancestor:
             # A leader that does not ask the table has created the row.
             position = checkpoint = TRIM_HORIZON
-        consumer.settle(position, checkpoint)
+        consumer.settle(position, checkpoint if self._writes_checkpoints else position)
         return position
 
     # -- 2. commit
@@ -281,6 +284,8 @@ class BatchCommit:
                 stored = consumer.stored if table_id is None else entries[_key(consumer)].becomes
                 consumer.note_committed(through, stored, now)
                 self._note_processed(consumer, through)
+                if not self._writes_checkpoints:
+                    consumer.note_checkpointed()
         return result
 
     def _find_table(
@@ -369,6 +374,8 @@ class BatchCommit:
 
     def _note_processed(self, consumer: ShardConsumer, position: Position) -> None:
         """Let the next renewal write the checkpoint; with the mark, if a table has the position."""
+        if not self._writes_checkpoints:
+            return
         in_table = self._sink.stores_positions and consumer.table_id is not None
         self._leases.note_processed(consumer.held, position, in_table=in_table)
 

@@ -32,6 +32,7 @@ from kcl_pipeline.leases.identity_check import check_application
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CheckedSink
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit import BatchCommit
@@ -126,6 +127,15 @@ class Worker:
         )
         self._retention = RetentionLosses(dependencies, self._retrieval)
         sink = dependencies.sink
+        if isinstance(sink, ProcessorCalls):
+            sink.attach(
+                self.worker_id,
+                self.leases,
+                self.source.lag,
+                events,
+                self._stop.is_set,
+                parallel=dependencies.parallel,
+            )
         self.lifecycle = Lifecycle(
             dependencies,
             self.leases,

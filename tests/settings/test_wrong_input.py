@@ -253,7 +253,7 @@ def test_several_wrong_settings_are_all_named():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("orders", ["orders"]), "KinesisPipeline has no sink. Write sink=..., one of"),
+        (("orders", ["orders"]), "KinesisPipeline has no sink. Write sink=DeltaSink("),
         ((), "KinesisPipeline has no name."),
         (("a", ["a"], SINK, None, None, Fleet(), {}, {}, 9), "has 8 arguments, but 9 are given."),
     ],

@@ -12,6 +12,7 @@ from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.processors import ProcessorCalls, ProcessorSink
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -53,7 +54,7 @@ LEAD_SECONDS = 0.25
 class World:
     """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs.
     `is_function`: the sink is a function, which stores no positions. `function`: it is this one, by
-    a `ForeachArrowSink`.
+    a `ForeachArrowSink`. `processor`: a class of record processors is in its place.
     """
 
     sink_address: str | None = None
@@ -69,9 +70,11 @@ class World:
         buffered=False,
         is_function=False,
         function=None,
+        processor=None,
         **settings,
     ):
-        self.is_function = is_function or function is not None
+        self.processor = processor
+        self.is_function = is_function or function is not None or processor is not None
         self.function = function
         self.metric, self.parallel, self.buffered = metric, parallel, buffered
         self.clock = VirtualClock()
@@ -127,6 +130,11 @@ class World:
         writer, sink = self.writer, self.make_sink()
         if self.function is not None:
             writer = sink = ForeachArrow(ForeachArrowSink(self.function))
+        if self.processor is not None:
+            skips = self.settings.batch.failed_records == "skip"
+            most = self.settings.retrieval.max_records
+            calls = ProcessorCalls(ProcessorSink(self.processor), most, skips_failures=skips)
+            writer = sink = calls
         parts = WorkerDependencies(
             worker_id=name,
             settings=self.settings,

@@ -23,9 +23,17 @@ _TAKEN: Final = "another worker has it, or its row is gone"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWrite:
-    """The checkpoint that a write puts into the row. Equal values are the same write."""
+    """What a write puts into the row. Equal values are the same write.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        pending: The pending checkpoint. None: it is removed.
+        state: Application state of the pending checkpoint.
+    """
 
     checkpoint: Position
+    pending: Position | None = None
+    state: bytes | None = None
 
 
 class LeaseWrites(HeldSet):
@@ -128,6 +136,22 @@ class LeaseWrites(HeldSet):
         with self._entered(held):
             return self._checkpoint(held, CheckpointWrite(checkpoint))
 
+    def prepare(self, held: Held, pending: Position, state: bytes | None) -> Lease:
+        """Write a pending checkpoint, and leave the checkpoint as it is (protocol §9.3).
+
+        Args:
+            held: The lease.
+            pending: The position (inclusive).
+            state: Application state for the next owner.
+
+        Raises:
+            LeaseLostError: Another worker has the lease, or its row is gone.
+            AwsError: The lease is still held. Call again.
+        """
+        with self._entered(held):
+            self._settle(held)
+            return self._checkpoint(held, CheckpointWrite(held.lease.checkpoint, pending, state))
+
     def create_successors(self, held: Held, successors: Sequence[Lease]) -> None:
         """Create the leases of the shards that follow the shard of a held lease.
 
@@ -185,6 +209,8 @@ class LeaseWrites(HeldSet):
             lambda lease: self._table.update_checkpoint(
                 lease,
                 checkpoint=what.checkpoint,
+                pending=what.pending,
+                pending_state=what.state,
                 throughput_kbps=throughput_kbps,
                 read_up_to_millis=read_up_to_millis,
                 table_mark=mark,

@@ -27,7 +27,7 @@ def pipeline_version(pipeline: PipelineLike) -> str:
     """Return the version of a pipeline: 12 hexadecimal digits.
 
     It changes with the Python files of the package (or the file) of the transform, of the function
-    of the sink and of the function that selects the streams. If
+    of the sink, of the processor and of the function that selects the streams. If
     `Fleet(code_version=...)` is set, it counts instead of the files. It also changes with the
     settings, the sink, the Spark properties, the run tags, and the version of `kcl_pipeline`.
     The numbers of workers do not count.
@@ -55,6 +55,7 @@ def _functions(pipeline: PipelineLike) -> Iterator[Any]:
         pipeline.transform,
         getattr(pipeline, "transform_arrow", None),
         getattr(pipeline.sink, "function", None),
+        getattr(pipeline.sink, "processor", None),
         getattr(pipeline, "streams", None),
     ):
         function = one

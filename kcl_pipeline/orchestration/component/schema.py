@@ -116,9 +116,10 @@ def component_attributes() -> type[Attributes]:
     pipeline: type[Attributes] = _of_class(
         KinesisPipeline,
         streams=streams,
-        sink=sinks,
+        sink=sinks | None,
         transform=Reference | None,
         transform_arrow=Reference | None,
+        processor=Reference | None,
         workers=_of_class(Fleet),
         settings_overrides=_settings(),
         spark_config=Mapping[str, str],

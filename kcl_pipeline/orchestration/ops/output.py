@@ -21,6 +21,7 @@ from kcl_pipeline.orchestration.assets.names import (
 )
 from kcl_pipeline.orchestration.assets.specs import group_of
 from kcl_pipeline.orchestration.ops.consume import run_worker
+from kcl_pipeline.processors import ProcessorSink
 
 
 def build_output_asset(
@@ -82,6 +83,8 @@ def _kinds(pipeline: PipelineLike) -> set[str]:
 def _guarantee(pipeline: PipelineLike) -> str:
     if table_uri(pipeline.sink):
         return "Each record is in the table exactly once"
+    if isinstance(pipeline.sink, ProcessorSink):
+        return "The record processors get each record at least once"
     return "The function of the sink gets each record at least once"
 
 

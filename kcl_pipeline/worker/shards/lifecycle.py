@@ -15,6 +15,7 @@ from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
 from kcl_pipeline.position import SHARD_END, Position
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.unexpected import described
@@ -81,6 +82,8 @@ class Lifecycle:
         self._ended = EndedLeases(dependencies, leases)
         self._backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
         self.consumers: dict[str, ShardConsumer] = {}
+        sink = dependencies.sink
+        self._processors = sink if isinstance(sink, ProcessorCalls) else None
 
     def positions(self) -> dict[str, str]:
         """Return the committed positions by lease key, without those that are not started yet."""
@@ -101,6 +104,7 @@ class Lifecycle:
         """
         held = {h.lease.lease_key: h for h in self._leases.held()}
         lost: list[ShardConsumer] = []
+        without_processor: list[Held] = []
         for key, consumer in list(self.consumers.items()):
             is_lost = held.get(key) is not consumer.held
             is_withdrawn = (
@@ -109,8 +113,13 @@ class Lifecycle:
             if is_lost or is_withdrawn:
                 self._source.end(key)
                 del self.consumers[key]
+                without_processor.append(consumer.held)
             if is_lost:
                 lost.append(consumer)
+        if self._processors is not None:
+            # After a handoff that was withdrawn, a new processor begins: to this one a shutdown
+            # was announced.
+            self._processors.lose(without_processor)
         gained = {
             key: one
             for key, one in held.items()
@@ -160,6 +169,14 @@ class Lifecycle:
             return
         starting = [c for c in due if c.state is ConsumerState.STARTING and c.due <= now]
         started = self.commit.start(starting, seen) if starting else {}
+        if self._processors is not None:
+            reading = [
+                (c.held, c.stream.name)
+                for c in starting
+                if isinstance(position := started[c.lease_key], Position)
+                and not position.is_shard_end
+            ]
+            started |= self._processors.begin(reading)
         for consumer in due:
             if stop.is_set():
                 return
@@ -246,7 +263,10 @@ class Lifecycle:
             consumer.is_refused = True
             self.restart(consumer)
             return
-        self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
+        if self._processors is not None:
+            self._processors.end(consumer.held)
+        else:
+            self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
         self._dependencies.events(
@@ -332,6 +352,8 @@ class Lifecycle:
         self._leases.delete(consumer.held)
         self._source.end(lease.lease_key)
         del self.consumers[lease.lease_key]
+        if self._processors is not None:
+            self._processors.lose([consumer.held])
 
     def hand_over(self) -> int:
         """Complete the handoffs that the leader has begun; return how many leases left.
@@ -348,6 +370,8 @@ class Lifecycle:
                 consumer.leave(now)
             if consumer is None or consumer.due <= now:
                 leaving.append((held, consumer))
+        if self._processors is not None:
+            self._processors.leave([held for held, _ in leaving])
         return sum(self._map(self._hand_over, leaving))
 
     def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:
@@ -397,6 +421,9 @@ class Lifecycle:
         """
         for key in self.consumers:
             self._source.end(key)
+        released = [consumer.held for consumer in self.consumers.values()]
+        if self._processors is not None:
+            self._processors.leave(released)
         list(self._map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
         kept = {
             key: consumer
@@ -416,6 +443,8 @@ class Lifecycle:
                 self._release, [h for h in self._leases.held() if h.lease_key not in self.consumers]
             )
         )
+        if self._processors is not None:
+            self._processors.lose(released)
 
     def _release(self, held: Held) -> None:
         try:

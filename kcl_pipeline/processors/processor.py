@@ -1,0 +1,188 @@
+"""The interface of a record processor, and what its methods get.
+
+Methods, inputs and their names are those of version 3 of kclpy, the KCL for Python. A prepared
+checkpoint and its application state, which kclpy does not have, are named as in the Java KCL.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from kcl_pipeline.processors.checkpointer import Checkpointer
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a stream, or one user record of a KPL aggregate.
+
+    Attributes:
+        binary_data: The payload.
+        partition_key: The partition key. None: the producer put the record without a key.
+        sequence_number: The sequence number. The records of an aggregate share it.
+        sub_sequence_number: Index in the aggregate, from 0.
+        timestamp_millis: Approximate arrival time (epoch milliseconds).
+    """
+
+    binary_data: bytes
+    partition_key: str | None
+    sequence_number: str
+    sub_sequence_number: int
+    timestamp_millis: int
+
+    @property
+    def data(self) -> str:
+        """The payload as Base64 text, as in kclpy."""
+        return base64.b64encode(self.binary_data).decode("ascii")
+
+    @property
+    def approximate_arrival_timestamp(self) -> datetime:
+        """Approximate arrival time, in UTC without a time zone where kclpy has local time."""
+        return (
+            datetime.fromtimestamp(self.timestamp_millis / 1000, UTC)
+            .astimezone()
+            .replace(tzinfo=None)
+        )
+
+    def get(self, field: str) -> Any:
+        """Return a field by its name in the protocol of the MultiLangDaemon, such as `data`.
+
+        Raises:
+            KeyError: There is no such field.
+        """
+        return getattr(self, _FIELDS[field])
+
+    def __getitem__(self, field: str) -> Any:
+        """See `get`."""
+        return self.get(field)
+
+
+_FIELDS = {
+    "data": "data",
+    "partitionKey": "partition_key",
+    "sequenceNumber": "sequence_number",
+    "subSequenceNumber": "sub_sequence_number",
+    "approximateArrivalTimestamp": "timestamp_millis",
+}
+
+
+def records_of(rows: pa.Table) -> list[Record]:
+    """Return the rows (`RECORD_SCHEMA`) as records."""
+    arrival = rows["approximate_arrival_timestamp"].cast(pa.int64())
+    columns: Iterator[tuple[Any, ...]] = zip(
+        rows["data"].to_pylist(),
+        rows["partition_key"].to_pylist(),
+        rows["sequence_number"].to_pylist(),
+        rows["sub_sequence_number"].to_pylist(),
+        [micros // 1000 for micros in arrival.to_pylist()],
+        strict=True,
+    )
+    return [Record(*values) for values in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class InitializeInput:
+    """Where a processor begins.
+
+    Attributes:
+        shard_id: The shard.
+        stream: Name or ARN of its stream, as the application names it.
+        sequence_number: Sequence number of the checkpoint, or the name of a sentinel such as
+            TRIM_HORIZON. Records after it are delivered.
+        sub_sequence_number: Sub-sequence number of the checkpoint.
+        pending_checkpoint_sequence_number: Sequence number of a checkpoint that was prepared and
+            not made. None: there is none.
+        pending_checkpoint_sub_sequence_number: Its sub-sequence number.
+        pending_checkpoint_state: Its application state. None: it has none.
+    """
+
+    shard_id: str
+    stream: str
+    sequence_number: str
+    sub_sequence_number: int
+    pending_checkpoint_sequence_number: str | None = None
+    pending_checkpoint_sub_sequence_number: int | None = None
+    pending_checkpoint_state: bytes | None = None
+    action: str = "initialize"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecordsInput:
+    """Records of one shard, in their order, and at least one.
+
+    Attributes:
+        records: The records.
+        millis_behind_latest: Time between the next record and the end of the shard. None: unknown.
+        checkpointer: Writes checkpoints of the shard, also later and from other threads.
+    """
+
+    records: Sequence[Record]
+    millis_behind_latest: int | None
+    checkpointer: Checkpointer
+    action: str = "processRecords"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLostInput:
+    """The lease belongs to another worker, or to none. No checkpoint is possible."""
+
+    action: str = "leaseLost"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEndedInput:
+    """All records of the shard were delivered. The processor must checkpoint its end."""
+
+    checkpointer: Checkpointer
+    action: str = "shardEnded"
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequestedInput:
+    """The lease will be handed over or released. This is the last chance to checkpoint."""
+
+    checkpointer: Checkpointer
+    action: str = "shutdownRequested"
+
+
+class RecordProcessor:
+    """Processes the records of one shard, at least once. The worker creates one for each shard.
+
+    The methods of one processor are not called at the same time. Those of several shards are, in
+    threads of one process. docs/processors.md has the order of the calls, and what an error of
+    each of them does.
+
+    Attributes:
+        skips_failures: What an error of `process_records` does. False: the shard pauses, and the
+            records are delivered again. True: the next records are delivered, as in the KCL. An
+            application also chooses this by `batch.failed_records="skip"`.
+    """
+
+    skips_failures: bool = False
+    version = 3
+
+    def initialize(self, initialize_input: InitializeInput) -> None:
+        """Prepare for the records. Called once, before all others."""
+
+    def process_records(self, process_records_input: ProcessRecordsInput) -> None:
+        """Process records. Nothing is checkpointed unless the processor does it."""
+        raise NotImplementedError
+
+    def lease_lost(self, lease_lost_input: LeaseLostInput) -> None:
+        """Clean up. No other call follows."""
+
+    def shard_ended(self, shard_ended_input: ShardEndedInput) -> None:
+        """Finish the shard. Without a checkpoint of its end, the call is repeated.
+
+        The default is this checkpoint.
+        """
+        shard_ended_input.checkpointer.checkpoint()
+
+    def shutdown_requested(self, shutdown_requested_input: ShutdownRequestedInput) -> None:
+        """Checkpoint what is processed, before the lease leaves this worker."""
