@@ -125,6 +125,18 @@ if TYPE_CHECKING:
         WorkerState,
     )
     from kcl_pipeline.planning.strategies import register as register_strategy
+    from kcl_pipeline.processors import (
+        Checkpointer,
+        CheckpointError,
+        InitializeInput,
+        LeaseLostInput,
+        PreparedCheckpoint,
+        ProcessRecordsInput,
+        Record,
+        RecordProcessor,
+        ShardEndedInput,
+        ShutdownRequestedInput,
+    )
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
     from kcl_pipeline.spark.java import java_command
     from kcl_pipeline.spark.session import build_session
@@ -150,6 +162,8 @@ __all__ = [
     "BatchRefused",
     "BrokenTransformError",
     "CheckLimits",
+    "CheckpointError",
+    "Checkpointer",
     "ClientVersionChanged",
     "CommitStoppedError",
     "ConsumerSettings",
@@ -175,6 +189,7 @@ __all__ = [
     "HangStep",
     "HoleFound",
     "IncompatibleTableError",
+    "InitializeInput",
     "InvalidRequestError",
     "KclError",
     "KinesisDataSource",
@@ -187,6 +202,7 @@ __all__ = [
     "LeaseGained",
     "LeaseLost",
     "LeaseLostError",
+    "LeaseLostInput",
     "LeaseMoved",
     "LeaseReleased",
     "LeaseState",
@@ -208,7 +224,11 @@ __all__ = [
     "PlanInput",
     "PlanLimits",
     "PlanMade",
+    "PreparedCheckpoint",
+    "ProcessRecordsInput",
     "ReadFinished",
+    "Record",
+    "RecordProcessor",
     "RecordsDeadLettered",
     "RecordsLost",
     "RecordsLostError",
@@ -217,12 +237,14 @@ __all__ = [
     "SessionOptions",
     "SettingsError",
     "ShardEnded",
+    "ShardEndedInput",
     "ShardPaused",
     "ShardRange",
     "ShardResumed",
     "ShardStalled",
     "ShardSyncError",
     "ShardsLeftToOthers",
+    "ShutdownRequestedInput",
     "SinkError",
     "SparkResource",
     "StallStep",
@@ -274,6 +296,8 @@ _NAMES: Final = {
     "planning.strategies": "register_strategy",
     "orchestration.resources": "AwsResource CoordinatorStateTableResource LeaseTableResource "
     "SparkResource WorkerMetricsTableResource",
+    "processors": "CheckpointError Checkpointer InitializeInput LeaseLostInput PreparedCheckpoint "
+    "ProcessRecordsInput Record RecordProcessor ShardEndedInput ShutdownRequestedInput",
     "spark.data_source.source": "KinesisDataSource",
     "spark.java": "java_command",
     "spark.session": "build_session",

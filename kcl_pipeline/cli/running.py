@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from kcl_pipeline.cli.target import load_pipeline
+from kcl_pipeline.cli.target import load_named, load_pipeline
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import counted
@@ -54,6 +57,57 @@ def runnable(application: str | None, pipeline: str | None) -> KinesisPipeline:
         require_java()
         require_user_name()
     return found
+
+
+def processor_pipeline(
+    application: str | None,
+    streams: list[str] | None,
+    processor: str | None,
+    properties: Path | None,
+) -> tuple[KinesisPipeline, str | None]:
+    """The pipeline of a record processor, and the name of its worker in the properties file.
+
+    Raises:
+        SettingsError: The options contradict each other, or something is missing.
+    """
+    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (loaded only here)
+    from kcl_pipeline.processors.kclpy.kcl import script_processor  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.processors.properties import read_properties  # noqa: PLC0415 (likewise)
+
+    overrides: Mapping[str, Any] = {}
+    script: Path | None = None
+    worker_id: str | None = None
+    if properties is not None:
+        if application is not None or streams:
+            raise SettingsError(
+                f"--properties {properties} names application and stream; remove --application "
+                "and --stream"
+            )
+        given = read_properties(properties)
+        application, streams, overrides = given.name, [given.stream], given.overrides
+        script, worker_id = given.script, given.worker_id
+        if given.region is not None and not os.environ.get("AWS_DEFAULT_REGION"):
+            os.environ.setdefault("AWS_REGION", given.region)
+        for note in given.notes:
+            logging.getLogger(__name__).warning("%s: %s", properties, note)
+    if application is None or not streams:
+        missing = "--application NAME" if application is None else "--stream NAME"
+        raise SettingsError(f"--processor {processor} needs {missing}; write it, too")
+    if processor is not None and ":" not in processor:
+        script, processor = Path(processor), None
+    if processor is None and script is None:
+        raise SettingsError(
+            f"--properties {properties} has no executableName; write --processor module:class"
+        )
+    made: Any = (
+        script_processor(script)
+        if processor is None and script is not None
+        else load_named("--processor", str(processor))
+    )
+    pipeline = KinesisPipeline(
+        application, streams, processor=made, settings_overrides=dict(overrides)
+    )
+    return pipeline, worker_id
 
 
 def progress_line(progress: WorkerProgress) -> str:

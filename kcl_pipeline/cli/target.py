@@ -146,6 +146,11 @@ def target(
 
 
 def load_pipeline(text: str) -> object:
+    """Load a pipeline, see `load_named`."""
+    return load_named("--pipeline", text)
+
+
+def load_named(option: str, text: str) -> object:
     """Load the object at `module:attribute`. The current folder is on the module path.
 
     Raises:
@@ -153,4 +158,4 @@ def load_pipeline(text: str) -> object:
     """
     if os.getcwd() not in sys.path:  # noqa: PTH109 (an entry of sys.path is a string)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 (likewise)
-    return load_object("--pipeline", text)
+    return load_object(option, text)

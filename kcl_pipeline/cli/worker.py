@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import FAILED, HUNG, USELESS
-from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
-from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline
+from kcl_pipeline.cli.running import (
+    processor_pipeline,
+    progress_line,
+    runnable,
+    session,
+    show_log,
+)
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.errors import (
     ApplicationPausedError,
     NotFoundError,
+    SettingsError,
     ThrottledError,
     UnavailableError,
 )
@@ -35,8 +43,26 @@ POLL_SECONDS: Final = 2.0
 
 
 def worker(
-    application: OnlyPipeline = None,
+    application: Application = None,
+    streams: Streams = None,
     pipeline: Pipeline = None,
+    *,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            help="module:class of a RecordProcessor, or a script of kclpy, with --application and "
+            "--stream, instead of --pipeline.",
+            show_default=False,
+        ),
+    ] = None,
+    properties: Annotated[
+        Path | None,
+        typer.Option(
+            help="Properties file of an application of kclpy. It names the application, its "
+            "stream, its script and its settings.",
+            show_default=False,
+        ),
+    ] = None,
     worker_id: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +95,15 @@ def worker(
     standard output is the summary.
     """
     show_log()
-    found = runnable(application, pipeline)
+    if processor is None and properties is None:
+        if streams:
+            raise SettingsError("--stream names a stream of a processor; write --processor, too")
+        found = runnable(application, pipeline)
+    elif pipeline is not None:
+        raise SettingsError("--pipeline has its own processor; remove --processor and --properties")
+    else:
+        found, of_file = processor_pipeline(application, streams, processor, properties)
+        worker_id = worker_id or of_file
     name = worker_id or _own_name(found)
     clock = SystemClock()
     stop = clock.signal()

@@ -53,7 +53,7 @@ from kcl_pipeline.pipeline.output import (
     SessionFactory,
     sink_address,
 )
-from kcl_pipeline.processors import ProcessorSink, RecordProcessor
+from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
 from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
@@ -97,8 +97,6 @@ class KinesisPipeline:
     """Takes and returns a Spark DataFrame. The input has the columns of `RECORD_SCHEMA`."""
     transform_arrow: Callable[[pa.Table], pa.Table] | None = None
     """Takes and returns a `pyarrow.Table`, without a JVM."""
-    processor: Callable[[], RecordProcessor] | None = None
-    """The class of a `RecordProcessor`, in place of a sink (at least once)."""
     workers: Fleet = field(default_factory=Fleet)
     """How many workers the sensor runs."""
     settings_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -108,6 +106,8 @@ class KinesisPipeline:
     """
     spark_config: Mapping[str, str] = field(default_factory=dict)
     """Spark properties. They override those that this package sets."""
+    processor: Callable[[], object] | None = None
+    """The class of a `RecordProcessor`, in place of a sink (at least once)."""
 
     def __post_init__(self) -> None:
         if self.processor is not None:
@@ -123,7 +123,7 @@ class KinesisPipeline:
         )
         _ = self.settings
 
-    def _processor_sink(self, processor: Callable[[], RecordProcessor]) -> ProcessorSink:
+    def _processor_sink(self, processor: Callable[[], object]) -> ProcessorSink:
         sink = ProcessorSink(processor)
         if self.sink not in (None, sink):  # `dataclasses.replace` passes both
             raise SettingsError("sink and processor are both set. Write one of them.")

@@ -42,7 +42,10 @@ _OWN_TAG: Final = re.compile(
 )
 """Tags of runs that this package or Dagster sets, or that would override one of them."""
 _TAG: Final = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
-_SINKS: Final = "DeltaSink('s3://lake/orders'), a ForeachArrowSink or a ForeachBatchSink"
+_SINKS: Final = (
+    "DeltaSink('s3://lake/orders'), a ForeachArrowSink or a ForeachBatchSink; or "
+    "processor=MyProcessor"
+)
 
 
 @checked_arguments
@@ -202,11 +205,6 @@ def _check_workers(workers: object) -> None:
 def _check_sink(sink: object) -> None:
     if isinstance(sink, DeltaSink | ForeachArrowSink | ForeachBatchSink | ProcessorSink):
         return
-    if sink is None:
-        raise SettingsError(
-            "KinesisPipeline has no sink. Write sink=DeltaSink('s3://lake/orders'), another sink, "
-            "or processor=MyProcessor."
-        )
     if isinstance(sink, str):
         raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({shown(sink)})")
     if isinstance(sink, type) or callable(sink):

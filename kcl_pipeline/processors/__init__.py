@@ -15,11 +15,11 @@ from kcl_pipeline.processors.processor import (
     InitializeInput,
     LeaseLostInput,
     ProcessRecordsInput,
-    Record,
     RecordProcessor,
     ShardEndedInput,
     ShutdownRequestedInput,
 )
+from kcl_pipeline.processors.records import Record
 
 __all__ = [
     "CheckpointError",

@@ -30,8 +30,8 @@ from kcl_pipeline.processors.processor import (
     RecordProcessor,
     ShardEndedInput,
     ShutdownRequestedInput,
-    records_of,
 )
+from kcl_pipeline.processors.records import records_of
 from kcl_pipeline.settings_errors import wrong
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED
@@ -50,11 +50,11 @@ class ProcessorSink:
         SettingsError: It is not a class or function without arguments.
     """
 
-    processor: Callable[[], RecordProcessor]
+    processor: Callable[[], object]
     """The class of the processor, or a function that returns a new one."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.processor, RecordProcessor) or not callable(self.processor):
+        if not callable(self.processor):
             raise wrong(
                 "processor",
                 self.processor,
@@ -64,6 +64,22 @@ class ProcessorSink:
 
     def __repr__(self) -> str:
         return f"ProcessorSink({function_name(self.processor)})"
+
+    def new(self) -> RecordProcessor:
+        """Return a new processor.
+
+        Raises:
+            SettingsError: The function returned something else.
+        """
+        made: Any = self.processor()
+        adapted = getattr(made, "as_record_processor", None)
+        processor = made if adapted is None else adapted()
+        if not isinstance(processor, RecordProcessor):
+            raise SettingsError(
+                f"processor={function_name(self.processor)} returned a {type(made).__name__}. "
+                "Return a RecordProcessor."
+            )
+        return processor
 
 
 @dataclass(slots=True)
@@ -163,12 +179,7 @@ class ProcessorCalls:
         return held.lease_key in self._shards
 
     def _begin(self, held: Held, stream: str) -> None:
-        lease, processor = held.lease, self._settings.processor()
-        if not isinstance(processor, RecordProcessor):
-            raise SettingsError(
-                f"processor={function_name(self._settings.processor)} returned a "
-                f"{type(processor).__name__}. Return a RecordProcessor."
-            )
+        lease, processor = held.lease, self._settings.new()
         pending = lease.pending_checkpoint
         start = InitializeInput(
             lease.shard_id,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcl_pipeline.errors import AwsError, KclError, LeaseLostError, NotFoundError, ThrottledError
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.position import SHARD_END, Position
-
-if TYPE_CHECKING:
-    from kcl_pipeline.processors.processor import Record
+from kcl_pipeline.processors.records import Record
 
 SHUTDOWN: Final = "ShutdownException"
 THROTTLED: Final = "ThrottlingException"

@@ -22,6 +22,7 @@ from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pipeline import KinesisPipeline, sink_address
 from kcl_pipeline.pipeline.output import PipelineSink
+from kcl_pipeline.processors import ProcessorCalls, ProcessorSink
 from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY
 from kcl_pipeline.testing.failures import FailingKinesis, FailingSink, Failures, WorkerProcess
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
@@ -95,6 +96,8 @@ class PipelineTest:
         if isinstance(pipeline.sink, DeltaSink):
             self._dead_letters = f"{self._uri}_dead_letters"
             sink = replace(pipeline.sink, uri=self._uri, dead_letter_uri=None, storage_options={})
+        elif isinstance(pipeline.sink, ProcessorSink):
+            self._dead_letters, sink = None, pipeline.sink
         else:
             self._dead_letters = pipeline.sink.dead_letter_uri and f"{self._uri}_dead_letters"
             sink = replace(pipeline.sink, dead_letter_uri=self._dead_letters, storage_options={})
@@ -235,7 +238,8 @@ class PipelineTest:
                 coordinator_table=coordinator,
                 kinesis=kinesis,
                 writer=writer,
-                sink=FailingSink(sink, process),
+                # A worker makes calls about leases only to the sink of record processors itself
+                sink=sink if isinstance(sink, ProcessorCalls) else FailingSink(sink, process),
                 clock=self._clock,
                 rng=random.Random(self._workers),
                 events=self.events.append,

@@ -253,9 +253,12 @@ def test_several_wrong_settings_are_all_named():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("orders", ["orders"]), "KinesisPipeline has no sink. Write sink=DeltaSink("),
+        (("orders", ["orders"]), "sink=None is not a sink. Write sink=DeltaSink("),
         ((), "KinesisPipeline has no name."),
-        (("a", ["a"], SINK, None, None, Fleet(), {}, {}, 9), "has 8 arguments, but 9 are given."),
+        (
+            ("a", ["a"], SINK, None, None, Fleet(), {}, {}, None, 9),
+            "has 9 arguments, but 10 are given.",
+        ),
     ],
 )
 def test_missing_and_surplus_arguments(arguments, sentence):
