@@ -25,7 +25,7 @@ _DURATION: Final = re.compile(
 
 def parse_properties(text: str) -> dict[str, str]:
     """Parse a Java properties file: comments, `=`, `:`, escapes and continued lines."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     lines = iter(text.splitlines())
     for raw in lines:
         line = raw.lstrip()
@@ -33,9 +33,10 @@ def parse_properties(text: str) -> dict[str, str]:
             continue
         while (len(line) - len(line.rstrip("\\"))) % 2:
             line = line[:-1] + next(lines, "").lstrip()
-        key, value = (_LINE.match(line) or [line, line, ""])[1:3]
-        found[_unescaped(key)] = _unescaped(value).strip()
-    return found
+        match = _LINE.match(line)
+        if match is not None:
+            properties[_unescaped(match[1])] = _unescaped(match[2]).strip()
+    return properties
 
 
 def _unescaped(text: str) -> str:
