@@ -34,7 +34,7 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import CycleFailed, DrainRequested, EventSink, PlanMade
 from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
-from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection, NotLeadingError, lock_settings
 from kcl_pipeline.leader.migration.client_version import UpgradeFrom2x
 from kcl_pipeline.leader.moves import MoveWriter
@@ -62,7 +62,7 @@ from kcl_pipeline.leases.tables import (
 )
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
-from kcl_pipeline.planning.model import Plan
+from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.planning.state import prepare, whole_plan
 
 _HEARTBEATS_OFF_AFTER_FAILURES = 2
@@ -175,6 +175,7 @@ class LeaseAssignment:
         self._may_lead = False
         self._failures = 0
         self._not_leading_until: float | None = None
+        self._blind_since: float | None = None
 
     def run(self, deadline_seconds: float | None = None) -> CycleReport:
         """Assign leases once. Errors are not raised, but reported and emitted as `CycleFailed`.
@@ -213,6 +214,7 @@ class LeaseAssignment:
         except Exception as error:  # noqa: BLE001
             # Every error counts: a leader that always fails must not keep the lock
             if context is None:
+                self._note_blind(began)
                 return self._failed([error], began, None)
             context.errors.append(error)
         if context.errors:
@@ -309,7 +311,26 @@ class LeaseAssignment:
 
     def _scan(self) -> Scan:
         """Read both tables, and compare them with what was read before."""
-        rows = self.election.keep_during(
+        began = self._clock.monotonic()
+        try:
+            rows = self._read()
+        except Exception:
+            self._note_blind(began)
+            raise
+        # 4. Which leases have expired, and which workers live, follows from all scans so far
+        blind_since, self._blind_since = self._blind_since, None
+        self.liveness.observe(
+            rows.leases,
+            rows.workers,
+            rows.scan_started,
+            rows.scan_finished,
+            unreadable=rows.unreadable_workers,
+            blind_seconds=0.0 if blind_since is None else rows.scan_started - blind_since,
+        )
+        return rows
+
+    def _read(self) -> Scan:
+        return self.election.keep_during(
             lambda: scan(
                 self._lease_table,
                 self._worker_table,
@@ -320,10 +341,11 @@ class LeaseAssignment:
             # A process that does not lead has no lock to keep
             self._spawn if self.election.held is not None else None,
         )
-        # 4. Which leases have expired, and which workers live, follows from all scans so far
-        times, bad = (rows.scan_started, rows.scan_finished), rows.unreadable_workers
-        self.liveness.observe(rows.leases, rows.workers, *times, unreadable=bad)
-        return rows
+
+    def _note_blind(self, since: float) -> None:
+        """Note that an attempt to scan which began at this time has failed."""
+        if self._blind_since is None:
+            self._blind_since = since
 
     def _scanned_rows(self, deadline: Deadline) -> CycleContext:
         term, rows = self.election.term, self._scan()
@@ -400,7 +422,8 @@ class LeaseAssignment:
         end = began + self.lock_settings.leader_lease_duration_millis / 1000 / 3
         given = replace(prepared.given, stop=lambda: self._clock.monotonic() >= end)
         plan = self.election.keep_during(lambda: self._strategy(given), self._spawn)
-        context.plan, context.plan_input = whole_plan(plan, prepared), given
+        plan = self._one_lease_on_probation(whole_plan(plan, prepared))
+        context.plan, context.plan_input = plan, given
         self._note_plan(context.plan, sum(lease.owner is None for lease in given.leases), began)
         # 6. The moves
         self._moves.write(context, context.plan.moves, seen)
@@ -408,6 +431,19 @@ class LeaseAssignment:
             in_handoff = any(lease.in_handoff for lease in context.leases.values())
             is_calm = not (context.plan.moves or in_handoff)
             self._balance.note_balanced(began, is_calm=is_calm)
+
+    def _one_lease_on_probation(self, plan: Plan) -> Plan:
+        """Return the plan with at most one move to a worker that has let a lease expire.
+
+        The others are planned again when it has renewed the lease.
+        """
+        limited, moves, given = self.liveness.on_probation(), list[Move](), set[str]()
+        for move in plan.moves:
+            if move.to_worker not in given:
+                moves.append(move)
+            if move.to_worker in limited:
+                given.add(move.to_worker)
+        return replace(plan, moves=tuple(moves))
 
     def _note_plan(self, plan: Plan, unassigned: int, began: float) -> None:
         if plan.moves or plan.spilled:

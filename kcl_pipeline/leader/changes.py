@@ -1,48 +1,73 @@
-"""Remember since when values are unchanged, on the clock of the observer."""
+"""Remember since when values are unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
-
-from kcl_pipeline.clock import Clock
 
 K = TypeVar("K", bound=Hashable)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    value: object
+    since: float
+    has_changed: bool
+
+
 class LastChanges(Generic[K]):
-    """Since when the value of each key is unchanged.
+    """Since when the value of each key is unchanged, as its observer saw it.
 
-    Clocks of two hosts are never compared: the time of a change is the time at which this process
-    saw it, in monotonic seconds.
-
-    Args:
-        clock: The clock of the observer.
+    Times are monotonic seconds of the observer. Clocks of two hosts are never compared.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._values: dict[K, tuple[object, float]] = {}
+    def __init__(self) -> None:
+        self._known: dict[K, _Known] = {}
 
-    def observe(self, values: Mapping[K, object]) -> frozenset[K]:
+    def observe(self, values: Mapping[K, object], now: float) -> dict[K, object]:
         """Compare all values with the former ones, and forget the keys that are gone.
 
         Returns:
-            The keys whose value has changed. A new key has not changed.
+            The former values of the keys whose value has changed. A new key has not changed.
         """
-        now, before = self._clock.monotonic(), self._values
-        self._values = {}
-        changed = set[K]()
+        before, self._known = self._known, {}
+        changed: dict[K, object] = {}
         for key, value in values.items():
             known = before.get(key)
-            if known is not None and known[0] == value:
-                self._values[key] = known
-            else:
-                self._values[key] = (value, now)
-                if known is not None:
-                    changed.add(key)
-        return frozenset(changed)
+            if known is None:
+                known = _Known(value, now, has_changed=False)
+            elif known.value != value:
+                changed[key] = known.value
+                known = _Known(value, now, has_changed=True)
+            self._known[key] = known
+        return changed
 
-    def ages(self, now: float) -> dict[K, float]:
-        """Return for each key the seconds until `now` for which its value is unchanged."""
-        return {key: max(now - since, 0.0) for key, (_, since) in self._values.items()}
+    def note(self, key: K, value: object, now: float) -> None:
+        """Note a value that this process has written: it is unchanged since now."""
+        self._known[key] = _Known(value, now, has_changed=True)
+
+    def shift(self, seconds: float) -> None:
+        """Leave out a time in which the observer saw nothing."""
+        self._known = {
+            key: replace(known, since=known.since + seconds) for key, known in self._known.items()
+        }
+
+    def since(self, key: K) -> float:
+        """Return since when the value is unchanged: its last change, or the first look."""
+        return self._known[key].since
+
+    def has_changed(self, key: K) -> bool:
+        """Return whether a change was seen."""
+        return self._known[key].has_changed
+
+    def unchanged_for(self, seconds: float, now: float) -> frozenset[K]:
+        """Return the keys whose value is unchanged for `seconds` or longer."""
+        return frozenset(key for key, known in self._known.items() if now - known.since >= seconds)
+
+    def keys(self) -> frozenset[K]:
+        """Return all keys."""
+        return frozenset(self._known)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._known

@@ -9,7 +9,7 @@ from typing import Literal
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.events import EventSink, LeaseMoved, MoveRefused
-from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import WRITES_AT_ONCE, LeaderElection
 from kcl_pipeline.leader.phase import CycleContext, Map
 from kcl_pipeline.leases.lease.values import Lease

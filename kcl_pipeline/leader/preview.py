@@ -17,7 +17,7 @@ from kcl_pipeline.leader.listing import (
     missing_leases,
     stream_coverage,
 )
-from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.phase import Scan, keys_of, scan
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leader.streams.streams import Streams

@@ -16,7 +16,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leader.changes import LastChanges
-from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.phase import Scan
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
 
@@ -64,7 +64,7 @@ class StandbyWatch:
         self._clock = clock
         self._events = events
         self._scan_seconds = settings.lease.failover_time_millis / 1000 / _SCANS_PER_FAILOVER
-        self._reports = LastChanges[str](clock)
+        self._reports = LastChanges[str]()
         self._moving: set[str] = set()
         self._next_look = -math.inf
         self._workers = 0
@@ -110,17 +110,16 @@ class StandbyWatch:
 
         In the first look the owners of leases count as moving.
         """
+        now = self._clock.monotonic()
         moved = self._reports.observe(
-            {row.worker_id: (row.last_update_seconds, row.stats) for row in rows}
+            {row.worker_id: (row.last_update_seconds, row.stats) for row in rows}, now
         )
-        ages = self._reports.ages(self._clock.monotonic())
         if not self._has_looked:
             self._has_looked = True
-            self._moving = {key for key in ages if key in owners}
-        self._moving |= moved
-        living = {key for key in self._moving if ages.get(key, math.inf) < _LIVING_SECONDS}
-        self._moving = living
-        others = living - {leader}
+            self._moving = {key for key in owners if key is not None and key in self._reports}
+        self._moving |= moved.keys()
+        self._moving &= self._reports.keys() - self._reports.unchanged_for(_LIVING_SECONDS, now)
+        others = self._moving - {leader}
         self._workers = len(others)
         # A process without a row, such as the sensor, comes after all others
         is_known = self._own_id in others

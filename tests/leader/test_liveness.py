@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST, SHARD_END
@@ -57,13 +57,14 @@ def test_an_owner_seen_renewing_has_the_failover_time():
 
 
 def test_an_owner_not_yet_seen_renewing_has_the_discovery_interval_on_top():
-    seen = Seen()
-    seen.at(0, lease(1, "a"))
-    assert seen.at(GRACE, lease(1, "a")).expired == frozenset()
-    assert seen.at(GRACE + 0.1, lease(1, "a")).expired == {"s"}
-    seen.at(30, lease(2, "b"))
-    assert seen.at(30 + GRACE, lease(2, "b")).expired == frozenset()
-    assert seen.at(30 + GRACE + 0.1, lease(2, "b")).expired == {"s"}
+    """Its row has no run id: it is a Java worker."""
+    seen, rows = Seen(), (row("a"), row("b"))
+    seen.at(0, lease(1, "a"), *rows)
+    assert seen.at(GRACE, lease(1, "a"), *rows).expired == frozenset()
+    assert seen.at(GRACE + 0.1, lease(1, "a"), *rows).expired == {"s"}
+    seen.at(30, lease(2, "b"), *rows)
+    assert seen.at(30 + GRACE, lease(2, "b"), *rows).expired == frozenset()
+    assert seen.at(30 + GRACE + 0.1, lease(2, "b"), *rows).expired == {"s"}
 
 
 def test_a_worker_that_stopped_while_it_was_given_a_lease_is_not_waited_for():
@@ -164,32 +165,6 @@ def test_a_worker_that_let_a_lease_expire_must_report_before_it_is_trusted():
     assert seen.at(14, lease(4, "b"), row(lut=14)).distrusted == frozenset()
 
 
-def test_one_that_reports_but_never_renews_waits_longer_each_time():
-    seen = Seen()
-    seen.at(0, lease(1), row(lut=0))
-    now, waits, counter = 0.0, [], 1
-    for _ in range(3):
-        now += GRACE + 1
-        assert seen.at(now, lease(counter), row(lut=int(now))).distrusted == {"a"}
-        declared = now
-        counter += 1
-        seen.at(now + 0.1, lease(counter, "b"), row(lut=int(now)))
-        while seen.at(now + 1, lease(counter, "b"), row(lut=int(now) + 1)).distrusted:
-            now += 1
-            assert now < declared + 60
-        waits.append(now + 1 - declared)
-        counter += 1
-        now += 1
-        seen.at(now, lease(counter, "a"), row(lut=int(now)))
-    assert waits[0] == 1
-    assert 10 <= waits[1] < 12
-    assert 30 <= waits[2] < 32
-    seen.at(now + 1, lease(counter + 1, "a"), row(lut=int(now)))
-    assert seen.at(now + 2, lease(counter + 1, "a"), row(lut=int(now))).distrusted == frozenset(), (
-        "a renewal restores it"
-    )
-
-
 def test_leases_of_one_silence_that_expire_one_after_the_other_count_once():
     """A worker that was restarted after two such silences stayed without
     leases for seven failover times, and leases had to move a second time for it.
@@ -205,17 +180,63 @@ def test_leases_of_one_silence_that_expire_one_after_the_other_count_once():
     assert seen.at(27, *rows, row(lut=27)).distrusted == frozenset(), "it has failed once"
 
 
-def test_a_lease_that_it_was_given_during_the_silence_counts_as_its_second_failure():
-    seen = Seen()
-    old = replace(lease(1), lease_key="t")
-    seen.at(0, lease(1), old, row(lut=0))
-    seen.at(5, lease(2), old, row(lut=0))
-    assert seen.at(16, lease(2), old, row(lut=0)).expired == {"s"}
-    given = lease(3, "b"), old, replace(lease(1), lease_key="u")
-    assert seen.at(17, *given, row(lut=17)).distrusted == frozenset()
-    assert seen.at(GRACE + 2, *given, row(lut=17)).expired == {"t"}
-    assert seen.at(17 + GRACE + 1, *given, row(lut=17)).expired >= {"t", "u"}
-    assert seen.at(40, *given, row(lut=40)).distrusted == {"a"}, "it reports, but does not renew"
+class Denied:
+    """Worker `a` reports every second and can renew nothing; `b`, if it lives, is at work."""
+
+    def __init__(self, *, with_other=True):
+        self.seen, self.now, self.counter = Seen(FAST), 0, 1
+        self.with_other, self.owner = with_other, "a"
+
+    def second(self):
+        self.now += 1
+        rows = [row("a", self.now, run_id="a-run")]
+        leases = [lease(self.counter, self.owner)]
+        if self.with_other:
+            rows.append(row("b", self.now, run_id="b-run"))
+            leases.append(replace(lease(self.now, "b"), lease_key="t"))
+        return self.seen.at(self.now, *leases, *rows)
+
+    def until(self, condition):
+        began = self.now
+        while not condition(self.second()):
+            assert self.now - began < 100
+        return self.now - began
+
+    def assign(self, owner):
+        self.counter, self.owner = self.counter + 1, owner
+        self.seen.liveness.note_move(lease(self.counter, owner), self.now)
+
+
+def test_a_worker_on_probation_that_lets_its_lease_expire_gets_none_for_ten_failover_times():
+    fleet = Denied()
+    fleet.until(lambda seen: "s" in seen.expired)
+    assert fleet.until(lambda seen: not seen.distrusted) == 1, "it reports, and gets one lease"
+    assert fleet.seen.liveness.on_probation() == {"a"}
+    fleet.assign("a")
+    assert fleet.second().distrusted == {"a"}, "no second one before it has renewed the first"
+    fleet.until(lambda seen: "s" in seen.expired)
+    fleet.assign("b")
+    assert fleet.until(lambda seen: not seen.distrusted) == pytest.approx(30, abs=1)
+
+
+def test_a_renewal_ends_the_probation():
+    fleet = Denied()
+    fleet.until(lambda seen: "s" in seen.expired)
+    fleet.second()
+    fleet.assign("a")
+    assert fleet.second().distrusted == {"a"}
+    fleet.counter += 1
+    assert fleet.second().distrusted == frozenset()
+    assert fleet.seen.liveness.on_probation() == frozenset()
+
+
+def test_the_only_living_worker_is_tried_again_at_once():
+    fleet = Denied(with_other=False)
+    fleet.until(lambda seen: "s" in seen.expired)
+    fleet.second()
+    fleet.assign("a")
+    fleet.until(lambda seen: "s" in seen.expired)
+    assert fleet.until(lambda seen: not seen.distrusted) <= 1
 
 
 def living(seen, now):
@@ -224,6 +245,10 @@ def living(seen, now):
 
 def test_a_worker_lives_while_its_row_changes_whatever_its_clock_says():
     seen = Seen()
+
+    def row(worker="a", lut=0):
+        return WorkerMetrics(worker, lut, run_id=f"{worker}-run")
+
     seen.at(0, row(lut=5_000_000_000), row("b", lut=12))
     assert living(seen, 0) == ["a", "b"]
     seen.at(10, row(lut=4_000_000_000), row("b", lut=12))
@@ -268,8 +293,8 @@ def test_how_long_a_lease_has_been_finished():
 
 def test_drain_flag_alone_is_no_sign_of_life():
     seen = Seen()
-    seen.at(0, row(lut=1))
-    seen.at(29, replace(row(lut=1), drain_requested=True))
+    seen.at(0, row(lut=1, run_id="r"))
+    seen.at(29, replace(row(lut=1, run_id="r"), drain_requested=True))
     assert living(seen, 31) == []
 
 
@@ -299,17 +324,6 @@ def test_a_leader_whose_lock_expired_gets_nothing_until_it_reports():
     seen.liveness.begin(25, "a")
     assert seen.at(25, lease(20), row("a", 20)).distrusted == {"a"}
     assert seen.at(30, lease(20), row("a", 30)).distrusted == frozenset()
-
-
-def test_the_leases_of_a_leader_that_died_at_its_start_expire_after_the_failover_time():
-    """Nobody has seen it renew. As the leader it has discovered its leases in its own cycles."""
-    seen, own = Seen(FAST), row("a", 1, run_id="a@1")
-    seen.at(0, lease(1, "a"), own)
-    seen.at(2.4, lease(1, "a"), own)
-    seen.liveness.begin(2.5, "a")
-    assert seen.liveness.next_expiry_seconds(2.5) == pytest.approx(0.5)
-    assert seen.at(3.0, lease(1, "a"), own).expired == frozenset()
-    assert seen.at(3.1, lease(1, "a"), own).expired == {"s"}
 
 
 @pytest.mark.parametrize("how", ["note_move", "scan"])

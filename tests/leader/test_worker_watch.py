@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST
@@ -84,9 +84,11 @@ def test_a_lease_that_this_leader_gave_away_proves_nothing():
 
 def test_the_leader_whose_lock_expired_does_not_count_as_alive():
     watch = Watch()
-    watch.liveness.begin(0, "a")
-    assert watch.at(0, lease("a"), lease("b", key="t"), row("a"), row("b")) == {"a"}
-    assert watch.at(2, lease("a", 2), lease("b", key="t"), row("a"), row("b")) == set()
+    watch.at(0, lease("a"), row("a", 1), row("b", 1))
+    assert watch.at(10, lease("a"), row("a", 10), row("b", 10)) == set()
+    watch.liveness.begin(11, "a")
+    watch.at(11, lease("a"), row("a", 10), row("b", 10))
+    assert watch.liveness.observation(11).distrusted == {"a"}
 
 
 def test_in_a_new_application_every_worker_has_just_started():
@@ -180,7 +182,7 @@ def test_one_late_report_does_not_keep_a_dead_worker_alive():
     watch = Watch()
     times = [0, 10, 20, 30, 80, 90]
     for second in range(100):
-        watch.at(second, row("a", max(t for t in times if t <= second)))
+        watch.at(second, WorkerMetrics("a", max(t for t in times if t <= second), run_id="r"))
     assert watch.living(119) == ["a"]
     assert watch.living(121) == []
 

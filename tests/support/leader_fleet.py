@@ -6,9 +6,10 @@ Unlike `leader_world`, a call that takes long delays only the task that makes it
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import ThrottledError, UnavailableError
+from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
 from kcl_pipeline.events import LeaderElected, LeadershipLost
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.tables import WorkerMetrics
@@ -74,6 +75,8 @@ class LeaderFleet:
         )
         self.events: list[object] = []
         self.hosts: dict[str, Host] = {}
+        self.denied: set[str] = set()
+        """Workers that may not update the lease table."""
         self.slow_calls = lambda _clock, _operation: None
         """Called before each call of a leader to the lease table, with the clock of the caller."""
 
@@ -89,26 +92,28 @@ class LeaderFleet:
     def _work(self, name, clock):
         held, second = {}, 0
         while True:
-            if second % 10 == 0:
-                self.rows.report(
-                    WorkerMetrics(name, int(clock.wall()), {}, {}, run_id=f"{name}-run")
-                )
-            if second % 3 == 0:
-                for key in self.leases.lease_keys_of(name):
-                    lease = self.leases.get(key)
-                    if lease is not None and lease.owner == name and not lease.in_handoff:
-                        held.setdefault(key, lease)
-                for key, lease in list(held.items()):
-                    renewed = self.leases.renew(lease)
-                    if renewed is None:
-                        del held[key]
-                    elif renewed.in_handoff:
-                        self.leases.assign(renewed, renewed.owner)
-                        del held[key]
-                    else:
-                        held[key] = renewed
+            with suppress(AwsError):
+                self._second(name, clock, held, second)
             second += 1
             clock.sleep(1)
+
+    def _second(self, name, clock, held, second):
+        if second % 10 == 0:
+            self.rows.report(WorkerMetrics(name, int(clock.wall()), {}, {}, run_id=f"{name}-run"))
+        if second % 3 == 0 and name not in self.denied:
+            for key in self.leases.lease_keys_of(name):
+                lease = self.leases.get(key)
+                if lease is not None and lease.owner == name and not lease.in_handoff:
+                    held.setdefault(key, lease)
+            for key, lease in list(held.items()):
+                renewed = self.leases.renew(lease)
+                if renewed is None:
+                    del held[key]
+                elif renewed.in_handoff:
+                    self.leases.assign(renewed, renewed.owner)
+                    del held[key]
+                else:
+                    held[key] = renewed
 
     def leader(self, name, *, is_sensor=False):
         """Start a leader: in a worker one cycle a second, in the sensor one tick in 5 s."""
@@ -142,6 +147,21 @@ class LeaderFleet:
 
         host.spawn("lead", lead)
         return cycle
+
+    def outage(self, seconds):
+        """Let every call to DynamoDB fail for some time."""
+
+        def fail(operation, _key):
+            raise UnavailableError("no answer", operation=operation)
+
+        self.slow_calls = lambda _clock, operation: fail(operation, "")
+        stores = [table.store for table in (self.leases, self.rows, self.coordinator)]
+        for store in stores:
+            store.before_call = fail
+        self.run(seconds)
+        self.slow_calls = lambda *_: None
+        for store in stores:
+            store.before_call = lambda *_: None
 
     def run(self, seconds):
         self.scheduler.run(seconds=seconds)

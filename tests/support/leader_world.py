@@ -108,8 +108,9 @@ class World:
 
 @dataclass
 class FakeWorker:
-    """Renews every 3 s, discovers and reports every 10 s, finishes handoffs `slow_handoff` seconds
-    after it saw them. With `announces`, it has a row of this package and announces changes.
+    """Renews every 3 s, discovers every 2 s and reports every 10 s, finishes handoffs
+    `slow_handoff` seconds after it saw them. With `is_java`, it has no run id and discovers every
+    10 s.
     """
 
     name: str
@@ -120,8 +121,7 @@ class FakeWorker:
     paused: bool = False
     renews: bool = True
     hung: bool = False
-    announces: bool = False
-    changes: int = 0
+    is_java: bool = False
     silent: set = field(default_factory=set)
     held: dict = field(default_factory=dict)
     handoffs: dict = field(default_factory=dict)
@@ -133,7 +133,7 @@ class FakeWorker:
             return
         if self.age % self.report_seconds == 0:
             self.report()
-        if self.age % 10 == 0 and self.renews:
+        if self.age % (10 if self.is_java else 2) == 0 and self.renews:
             self.discover()
         if self.age % 3 == 0 and self.renews:
             self.renew()
@@ -144,7 +144,7 @@ class FakeWorker:
         stats = {} if self.cpu is None else {"C": (self.cpu,) * 3}
         limits = {} if self.cpu is None else {"C": (100,)}
         status = WorkerStatus(hung=HungState("writing", 900.0, 1) if self.hung else None)
-        run_id, changes = (f"{self.name}-run", self.changes) if self.announces else (None, None)
+        run_id = None if self.is_java else f"{self.name}-run"
         self.world.rows.report(
             WorkerMetrics(
                 self.name,
@@ -153,13 +153,8 @@ class FakeWorker:
                 limits,
                 run_id=run_id,
                 status=status,
-                changes=changes,
             )
         )
-
-    def announce(self):
-        self.changes += 1
-        self.world.rows.announce(self.name, f"{self.name}-run", self.changes)
 
     def discover(self):
         for key in self.world.leases.lease_keys_of(self.name):
