@@ -42,21 +42,28 @@ def leases_with_stored(
     """
     ordered = creation_order(shards)
     finished = _finished(ordered, rows, stored)
-    followed: dict[str, Shard] = {}
+    initial_leases = [lease for lease in initial_leases if lease.shard_id not in finished]
+    live = {lease.shard_id for lease in initial_leases}
+    live |= {shard_id for shard_id, row in rows.items() if not row.ended}
+    followed, pending = set[str](), set[str]()
     for shard in ordered:
         if shard.shard_id in rows or shard.shard_id in finished:
             continue
         if shard.shard_id in stored or any(
             parent in stored or parent in finished or parent in followed for parent in shard.parents
         ):
-            followed[shard.shard_id] = shard
-    kept = [
-        lease
-        for lease in initial_leases
-        if lease.shard_id not in finished and lease.shard_id not in followed
-    ]
+            followed.add(shard.shard_id)
+        elif shard.shard_id not in live and not (live | pending).isdisjoint(shard.parents):
+            pending.add(shard.shard_id)
+    # A pending shard gets its row when its parent ends. A merge of it and of a shard that is
+    # followed has its row before that: its worker must find the row of each parent
+    for shard in reversed(ordered):
+        if shard.shard_id in followed:
+            followed |= pending.intersection(shard.parents)
+    kept = [lease for lease in initial_leases if lease.shard_id not in followed]
     start = AT_TIMESTAMP if initial == "AT_TIMESTAMP" else TRIM_HORIZON
-    return (*(new_lease(stream, shard, start) for shard in followed.values()), *kept)
+    added = (shard for shard in ordered if shard.shard_id in followed)
+    return (*(new_lease(stream, shard, start) for shard in added), *kept)
 
 
 def _finished(

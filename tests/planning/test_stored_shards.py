@@ -85,3 +85,27 @@ def test_a_row_that_has_not_begun_proves_no_end():
 
 def test_a_finished_shard_is_left_out():
     assert created({B: True, A: True, C: True, D: True}) == []
+
+
+def test_a_merge_of_a_known_shard_finds_the_row_of_its_other_parent():
+    """A and B are split: A's child C is in the table, B's child D would get its row when B ends."""
+    shards = (
+        shard(0),
+        shard(1, low=False),
+        shard(2, [A]),
+        shard(3, [B], low=False),
+        shard(4, [C, D], ended=False),
+    )
+    initials = [new_lease(STREAM, shards[1], TRIM_HORIZON)]
+    stored = {A: StoredPosition(1, Position("5"), ended=True), C: StoredPosition(1, Position("6"))}
+    rows = leases_with_stored(STREAM, initials, shards, {}, stored, "TRIM_HORIZON")
+    assert [row.lease_key for row in rows] == [C, D, E, B]
+
+
+def test_a_closed_shard_that_no_unread_shard_leads_to_gets_no_row():
+    """At LATEST its records may be older than the beginning of the application."""
+    shards = (shard(2), shard(3, low=False), shard(4, [C, D], ended=False))
+    stored = {C: StoredPosition(1, Position("6"))}
+    initials = [new_lease(STREAM, shards[2], LATEST)]
+    rows = leases_with_stored(STREAM, initials, shards, {}, stored, "LATEST")
+    assert [row.lease_key for row in rows] == [C, E]
