@@ -106,6 +106,7 @@ class CycleFinished(Measurement):
         streams: Streams whose leases the leader manages.
         incomplete_streams: Streams whose leases do not cover all hash keys.
         unavailable_streams: Streams whose last attempt failed.
+        sync_skipped: Whether shard sync was due, and the former one was still running.
     """
 
     owner_name: str
@@ -122,6 +123,7 @@ class CycleFinished(Measurement):
     streams: int = 0
     incomplete_streams: int = 0
     unavailable_streams: int = 0
+    sync_skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,11 +136,24 @@ class LeaderCycle:
                     self._sync.run()
                     if self._sync.created or (report.led and self._assignment.scanned is None):
                         report = self._assignment.run(deadline_seconds)
-                elif self._syncing is None or not self._syncing.is_alive():
-                    self._syncing = self._spawn("leader-sync", self._sync_if_due)
-                return noted(self._with_synced(report), self._owner_name, self._events)
+                is_skipped = self._start_sync()
+                report = replace(self._with_synced(report), sync_skipped=is_skipped)
+                return noted(report, self._owner_name, self._events)
         finally:
             self._is_busy = False
+
+    def _start_sync(self) -> bool:
+        """Start `sync` on its thread; return whether it is due and still running."""
+        if self._spawn is None:
+            return False
+        if self._syncing is None or not self._syncing.is_alive():
+            self._syncing = self._spawn("leader-sync", self._sync_if_due)
+            return False
+        now = self._clock.monotonic()
+        if now < self._next_sync:
+            return False
+        self._next_sync = now + SYNC_SECONDS
+        return True
 
     def _sync_if_due(self) -> None:
         scanned, began = self._assignment.scanned, self._clock.monotonic()
@@ -148,6 +161,7 @@ class LeaderCycle:
         if began < self._next_sync and term == self._synced_term:
             return
         self._synced_term = term
+        self._next_sync = began + SYNC_SECONDS
         self._sync.run()
         now = self._clock.monotonic()
         self._next_sync = now + max(SYNC_SECONDS, _SYNC_DUTY * (now - began))

@@ -56,6 +56,7 @@ class CycleReport:
         deleted: Keys of leases that `sync` has deleted since the last report.
         seconds: Duration of the assignment.
         error: Errors of the cycle. Other parts of the cycle may have succeeded.
+        sync_skipped: Whether `sync` was due and still running.
         pause: The pause of the application, in which no lease is assigned. None: not paused.
     """
 
@@ -76,6 +77,7 @@ class CycleReport:
     seconds: float = 0.0
     error: str | None = None
     pause: Pause | None = None
+    sync_skipped: bool = False
 
 
 def noted(report: CycleReport, owner_name: str, events: EventSink) -> CycleReport:
@@ -96,6 +98,7 @@ def noted(report: CycleReport, owner_name: str, events: EventSink) -> CycleRepor
             streams=len(report.coverage),
             incomplete_streams=sum(1 for one in report.coverage if not one.complete),
             unavailable_streams=len(report.unavailable),
+            sync_skipped=report.sync_skipped,
         )
     )
     return report

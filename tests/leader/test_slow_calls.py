@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
-from kcl_pipeline.events import LeaderElected
+from kcl_pipeline.events import CycleFinished, LeaderElected
 from tests.support.leader_fleet import FAULTS, LeaderFleet
 
 FAILOVER_SECONDS = 10.0
@@ -57,6 +57,16 @@ def test_a_leader_that_is_killed_is_replaced_while_kinesis_is_in_trouble(fault):
     name = fleet.coordinator.read_lock().owner_name
     fleet.kill(name)
     fleet.run_until(lambda: name not in fleet.owners().values(), 8 + 2 + 3)
+
+
+def test_a_sync_that_hangs_is_counted_as_skipped_once_a_second():
+    fleet = running()
+    began, fleet.fault = fleet.scheduler.now, "hangs for 30 s"
+    fleet.run(60)
+    cycles = [
+        event for at, _, event in fleet.events if at >= began and type(event) is CycleFinished
+    ]
+    assert 20 <= sum(cycle.sync_skipped for cycle in cycles) <= 60
 
 
 @pytest.mark.parametrize("is_sensor", [False, True])

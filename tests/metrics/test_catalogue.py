@@ -18,6 +18,7 @@ JAVA_GAUGES = {
     "NumWorkers",
     "ExpiredLeases",
     "ActiveStreams.Count",
+    "NumStreamsToSync",
     "NumWorkersWithInvalidEntry",
     "NumWorkersWithFailingWorkerMetric",
 }
@@ -67,6 +68,8 @@ def test_kinds_are_those_of_the_java_library():
         ("LeaderDecider", "LeaderDecider:IsLeader", Level.DETAILED),
         ("ShardSyncTask", "CreateLease.Success", Level.DETAILED),
         ("MultiStreamTracker", "ActiveStreams.Count", Level.SUMMARY),
+        ("PeriodicShardSyncManager", "NumStreamsToSync", Level.SUMMARY),
+        ("PeriodicShardSyncManager", "NumSkippedShardSyncTask", Level.SUMMARY),
     ],
 )
 def test_levels_are_those_of_the_java_library(operation, name, level):

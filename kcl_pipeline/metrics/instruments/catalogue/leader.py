@@ -118,6 +118,19 @@ INSTRUMENTS: Final = (
     ),
     counter("NumStreamsWithPartialLeases", _SYNC, SUMMARY, "audits that found a gap", ev.HoleFound),
     gauge(
+        "NumStreamsToSync",
+        _SYNC,
+        "streams whose leases have a gap, or which could not be listed",
+        _led(lambda e: e.incomplete_streams + e.unavailable_streams),
+    ),
+    counter(
+        "NumSkippedShardSyncTask",
+        _SYNC,
+        SUMMARY,
+        "shard syncs that were due while the former one was running",
+        _led(lambda e: int(e.sync_skipped)),
+    ),
+    gauge(
         "IncompleteStreams",
         _SYNC,
         "streams whose leases have a gap",
