@@ -9,6 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from kcl_pipeline.batch import BatchWriter
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ApplicationPausedError, AwsError, OtherApplicationError
 from kcl_pipeline.events import (
@@ -53,7 +54,7 @@ from verification.simulation.environment.scheduler import Host, Scheduler, Simul
 from verification.simulation.environment.sinks import (
     CheckedTable,
     NotedSink,
-    StoreSink,
+    StoreFunction,
     stored_shards,
 )
 from verification.simulation.environment.streams import Streams
@@ -246,10 +247,19 @@ class World:
         calls = Calls(machine.host, self.weather)
         leases, workers, coordinator = self.tables(machine, calls, "worker")
         faults = lambda op, _keys: calls.sink_fault(f"sink.{op}")  # noqa: E731 (small)
-        make_sink = NotedSink if self.scenario.exactly_once else StoreSink
         chosen = self.settings_of(machine)
         kinesis = SimulatedKinesis(self.streams, calls)
-        writer = MemoryBatchWriter(self.sink_table, self._transform_on(machine.host))
+        writer: BatchWriter = MemoryBatchWriter(self.sink_table, self._transform_on(machine.host))
+        table, latency, sink = self.sink_table, calls.latency(), None
+        if not self.scenario.exactly_once:
+            writer = sink = StoreFunction(
+                table,
+                machine.worker_id,
+                writer,
+                clock=clock,
+                faults=faults,
+                latency_seconds=latency,
+            )
         reader = RangeReader(kinesis, chosen.retrieval, chosen.shard_sync.initial_timestamp, clock)
         return WorkerDependencies(
             worker_id=machine.worker_id,
@@ -260,13 +270,7 @@ class World:
             kinesis=kinesis,
             writer=writer,
             range_jobs=InlineRangeJobs(reader, writer) if machine.fetches_in_jobs else None,
-            sink=make_sink(
-                self.sink_table,
-                machine.worker_id,
-                clock=clock,
-                latency_seconds=calls.latency(),
-                faults=faults,
-            ),
+            sink=sink or NotedSink(table, clock=clock, faults=faults, latency_seconds=latency),
             clock=clock,
             rng=random.Random(f"{self.seed}/{machine.host.name}"),
             events=self._events_of(machine),

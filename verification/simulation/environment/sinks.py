@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import DataFile, Written
+from kcl_pipeline.batch import Batch, BatchWriter, DataFile, Written
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import TransformFailedError
+from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
 from verification.simulation.checks.sink import Begun, Checks, is_seek
 from verification.simulation.environment.calls import Calls
@@ -98,7 +99,6 @@ class NotedSink(InMemorySink):
     def __init__(
         self,
         table: CheckedTable,
-        _worker_id: str,
         *,
         clock: Clock,
         faults: FaultHook,
@@ -113,55 +113,65 @@ class NotedSink(InMemorySink):
         self._checks.dead_lettered(records)
 
 
-class StoreSink:
-    """A user's own store behind a function, as `foreach.FunctionCalls` calls it.
+class StoreFunction(FunctionCalls[tuple[DataFile, ...]]):
+    """The writer and the sink of a fleet whose function keeps the rows in a store of its own.
 
     It stores no positions, so a paused writer is not refused.
     """
-
-    stores_positions = False
 
     def __init__(
         self,
         table: CheckedTable,
         worker_id: str,
+        writer: BatchWriter,
         *,
         clock: Clock,
         faults: FaultHook,
         latency_seconds: float,
     ) -> None:
+        super().__init__(ForeachArrowSink(self._store), self._store)
         self._table = table
         self._worker_id = worker_id
+        self._writer = writer
         self._clock = clock
         self._faults = faults
         self._latency = latency_seconds
+        self._entries: Sequence[Entry] = ()
 
-    def ensure(self, schema: pa.Schema) -> None:
-        """Do nothing; the function has its own store."""
+    def write(self, batch: Batch) -> Written:
+        """See `BatchWriter.write`."""
+        written = self._writer.write(batch)
+        if not written.files:
+            return written
+        kept = self.keep(batch, written.files, written.rows, ExitStack())
+        return replace(written, files=(kept,))
 
-    def positions(self, keys: Sequence[str]) -> Positions:
-        """See `FunctionCalls.positions`."""
-        return Positions("function", dict.fromkeys(keys, NOTHING_STORED))
+    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+        """See `BatchWriter.probe`."""
+        return list(self._writer.probe(slices))
 
     def commit(
-        self,
-        table_id: str | None,  # noqa: ARG002 (there is one function)
-        written: Written,
-        entries: Sequence[Entry],
+        self, table_id: str | None, written: Written, entries: Sequence[Entry]
     ) -> CommitOutcome:
-        """Call the function.
+        """See `FunctionCalls.commit`. The checks follow batches without rows, too."""
+        self._entries = entries
+        if not written.files:
+            self._table.append(LogEntry(self._table.version + 1, (), self._positions()))
+        return super().commit(table_id, written, entries)
 
-        Its rows are stored at once. If its response is lost, they are stored at any later time.
-        """
-        names = tuple(self._table.checks.name_of_key(entry.key) for entry in entries)
+    def _positions(self) -> dict[str, StoredPosition]:
+        return {f"app/{entry.key}": entry.becomes for entry in self._entries}
+
+    def _store(self, rows: tuple[DataFile, ...], identity: BatchIdentity) -> None:  # noqa: ARG002
+        """Store the rows at once. If the response is lost, they are stored at any later time."""
+        names = tuple(self._table.checks.name_of_key(entry.key) for entry in self._entries)
         begun = self._table.checks.begins(names)
         fault = self._faults("commit", names)
         self._clock.sleep(self._latency)
         if fault is not None:
             self._table.checks.excuse(*names)
         if fault in (SinkFault.FAIL, SinkFault.LOSE_RACE):
-            raise TransformFailedError("the function failed on demand")
-        positions = {f"app/{entry.key}": entry.becomes for entry in entries}
+            raise RuntimeError("failed on demand")
         # A paused writer is not refused, so records that the lease's new owner reads again come
         # twice. If two processes share an id, the row does not show which one is the owner.
         is_shared = self._worker_id in self._table.checks.shared_ids
@@ -175,14 +185,13 @@ class StoreSink:
             )
         )
         if fault is SinkFault.LAND_LATE:
-            self._table.promised.append((written.files, positions, begun))
-            raise TransformFailedError("the function timed out on demand; its rows are under way")
+            self._table.promised.append((rows, self._positions(), begun))
+            raise TimeoutError("on demand; the rows are under way")
         with self._table.checks.begun_at(begun):
-            self._table.append(LogEntry(self._table.version + 1, written.files, positions))
+            self._table.append(LogEntry(self._table.version + 1, rows, self._positions()))
         self._clock.sleep(self._latency)
         if fault is SinkFault.LAND_AND_FAIL:
-            raise TransformFailedError("the function timed out on demand; its rows are there")
-        return CommitOutcome(self._table.version)
+            raise TimeoutError("on demand; the rows are there")
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """Keep failed records."""
