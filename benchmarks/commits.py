@@ -86,6 +86,7 @@ def write_until(
         schema=SCHEMA,
     )
     keys = [f"{STREAM}/{worker}-{name}" for name in "xy"]
+    repeated(sink.check)
     found = repeated(lambda: sink.positions(keys))
     stored = dict(found.shards)
     start.wait()

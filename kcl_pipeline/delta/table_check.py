@@ -25,7 +25,7 @@ from kcl_pipeline.delta.schema import (
     untyped_reason,
 )
 from kcl_pipeline.delta.settings import DeltaSink
-from kcl_pipeline.delta.storage.options import is_s3, s3_option
+from kcl_pipeline.delta.storage.options import is_s3, locks_with_dynamodb, s3_option
 from kcl_pipeline.errors import SinkError, TableMismatchError
 
 MAX_ATTEMPTS: Final = 200
@@ -124,7 +124,7 @@ class TableCheck:
                     "AWS_S3_ALLOW_UNSAFE_RENAME=true lets two writers commit the same version of "
                     f"{root}, and one of them loses its rows. Leave the option out."
                 )
-            if self._locks_with_dynamodb():
+            if locks_with_dynamodb(root, options):
                 return
         try:
             refuses = self._log.storage.creates_once()
@@ -138,10 +138,6 @@ class TableCheck:
                 "Use a store with conditional writes, or set AWS_S3_LOCKING_PROVIDER=dynamodb "
                 "for all writers of the table."
             )
-
-    def _locks_with_dynamodb(self) -> bool:
-        name = s3_option(self._sink.storage_options, "s3_locking_provider")
-        return (name or os.environ.get("AWS_S3_LOCKING_PROVIDER", "")).lower() == "dynamodb"
 
     def table(self) -> None:
         """Check that the table may be written with these settings.

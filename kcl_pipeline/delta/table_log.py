@@ -17,6 +17,7 @@ from kcl_pipeline.delta.files import unique_name
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.storage.storage import is_local
 from kcl_pipeline.delta.table_check import TableCheck
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import EventSink, TableRestored, ignore_events
@@ -25,6 +26,8 @@ from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 _BACKOFF_SECONDS: Final = 0.004
 _BACKOFF_LIMIT_SECONDS: Final = 0.4
+_YOUNG_SECONDS: Final = 3600.0
+"""Shortest time between the writing of a file and its removal by a vacuum."""
 _PATH: Final = re.compile(
     r"batches/[A-Za-z0-9][A-Za-z0-9.-]{0,79}-(?P<unique>[0-9a-f]{32})"  # `files.batch_folder`
     r"(/[0-9a-f]{32})?"  # of a task
@@ -99,6 +102,7 @@ class DeltaTableLog:
         self._log = DeltaLog(sink.uri, sink.storage_options, clock)
         self._check = TableCheck(sink, self._log, self._back_off)
         self.storage = self._log.storage
+        self._is_local = is_local(self._log.root)
 
     @property
     def name(self) -> str:
@@ -127,13 +131,15 @@ class DeltaTableLog:
         if not self._log.refresh():
             return None
         self._check.table()
-        return DeltaHead(self._log.version, self._log, self._report_restores)
+        return self._head()
 
     def peek(self) -> DeltaHead | None:
         """See `Log`."""
-        if not self._log.peek():
-            return None
-        return DeltaHead(self._log.read_to, self._log, self._report_restores)
+        return self._head() if self._log.peek() else None
+
+    def _head(self) -> DeltaHead:
+        _ = self._log.table_id  # It opens the table again if another program has changed it.
+        return DeltaHead(self._log.version, self._log, self._report_restores)
 
     def add(
         self, head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]
@@ -154,13 +160,20 @@ class DeltaTableLog:
         return folders.pop() if folders else unique_name()
 
     def problem(self, name: str, files: Sequence[DataFile]) -> str | None:
-        """See `Log`."""
+        """See `Log`.
+
+        In an object store the size costs a request for each file. A young file is there: its writer
+        announces it after it was written, and no program removes it so soon.
+        """
+        young = 0.0 if self._is_local else self._clock.wall() - _YOUNG_SECONDS
         for file in files:
             if not is_batch_file(file.path, name):
                 return "a path is not that of a file in the announcer's own folder"
             reason = self._log.layout.problem(file.partition_values)
             if reason is not None:
                 return reason
+            if young and file.modified_millis >= young * 1000:
+                continue
             size = self.storage.size(file.path)
             if size != file.size:
                 return f"a file has {size} bytes instead of {file.size}"

@@ -217,6 +217,7 @@ class AnnouncementStore:
     def __init__(self, objects: ObjectStore, events: EventSink = ignore_events) -> None:
         self._objects = objects
         self._events = events
+        self._listed: list[StoredObject] | None = None
         self._known: dict[str, tuple[PreparedBatch, int]] = {}
         self._ignored: set[str] = set()
         self._sound: set[str] = set()
@@ -244,44 +245,73 @@ class AnnouncementStore:
 
     def remove(self, batches: Iterable[PreparedBatch]) -> None:
         """Delete announcements that are committed, or that can never be committed."""
-        self._objects.map(self._delete, [batch.name for batch in batches if batch.name])
+        names = [batch.name for batch in batches if batch.name]
+        if names:
+            self._delete(*names)
 
     def reject(self, names: Iterable[str], reason: str) -> None:
         """Remove announcements that cannot be used. This process never reads the others again."""
         for name in names:
             self._reject(name, reason)
 
-    def piggybacked(
-        self, head: Head, prepared: PreparedBatch, log: Log
-    ) -> tuple[PreparedBatch, ...]:
+    def before(self, name: str) -> int | None:
+        """Return how many announcements are listed before this one. None: it is not listed.
+
+        If there are none, the next call of `collect` uses this listing.
+        """
+        listed = self._listing() or []
+        names = [stored.path for stored in listed]
+        if name not in names:
+            return None
+        turn = sum(one < name and one not in self._ignored for one in names)
+        self._listed = None if turn else listed
+        return turn
+
+    def collect(self, skip: str, head: Head | None, log: Log) -> None:
+        """Read the announcements that are new, and check their files, for `piggybacked`.
+
+        Call it before the log is read for an attempt, because it takes time in which other writers
+        may commit.
+
+        Args:
+            skip: Name of the announcement of this writer.
+            head: A state of the table. What was announced for another form is checked later.
+            log: Checks the files.
+        """
+        self._read(skip)
+        fitting = [
+            batch
+            for batch, _ in self._known.values()
+            if head is not None and _is_for(batch, head) and batch.name not in self._sound
+        ]
+        self._check(fitting[:MAX_PIGGYBACKED], log)
+
+    def piggybacked(self, head: Head, prepared: PreparedBatch) -> tuple[PreparedBatch, ...]:
         """Announced batches that can be committed after `head` together with `prepared`.
 
-        Their expected positions match exactly, no shard occurs twice, and their files exist. An
-        announcement that was read before the previous call and does not match now can never be
-        committed, and is deleted: it was read before the log, so it cannot be newer.
+        Their expected positions match exactly, no shard occurs twice, and their files exist. One
+        that was collected and does not match can never be committed, and is deleted: it was read
+        before the log, so it cannot be newer.
         """
-        before = set(self._known)
-        self._read(skip=prepared.name)
-        matching: list[PreparedBatch] = []
+        taken, items = set(prepared.keys), 0
+        chosen: list[PreparedBatch] = []
         finished: list[PreparedBatch] = []
         for batch, _ in self._known.values():
             if not _matches(batch, head):
-                finished += [batch] if batch.name in before else []
-                continue
-            matching.append(batch)
-        self.remove(finished)
-        self._check(matching[:MAX_PIGGYBACKED], log)
-        taken, items = set(prepared.keys), 0
-        found: list[PreparedBatch] = []
-        for batch in matching[:MAX_PIGGYBACKED]:
-            if batch.name not in self._sound:
+                finished.append(batch)
                 continue
             size = len(batch.files) + len(batch.entries)
-            if taken.isdisjoint(batch.keys) and items + size <= MAX_PIGGYBACKED_ITEMS:
+            if (
+                batch.name in self._sound
+                and len(chosen) < MAX_PIGGYBACKED
+                and taken.isdisjoint(batch.keys)
+                and items + size <= MAX_PIGGYBACKED_ITEMS
+            ):
                 taken |= batch.keys
                 items += size
-                found.append(batch)
-        return tuple(found)
+                chosen.append(batch)
+        self.remove(finished)
+        return tuple(chosen)
 
     def _check(self, batches: Sequence[PreparedBatch], log: Log) -> None:
         """Note which batches have files that exist and fit. An announcement is checked once.
@@ -295,9 +325,8 @@ class AnnouncementStore:
             except OSError as error:  # does not mean that the announcement is invalid
                 return error
 
-        new = [batch for batch in batches if batch.name not in self._sound]
-        problems: Sequence[str | OSError | None] = self._objects.map(problem, new)
-        for batch, found in zip(new, problems, strict=True):
+        problems: Sequence[str | OSError | None] = self._objects.map(problem, batches)
+        for batch, found in zip(batches, problems, strict=True):
             if isinstance(found, OSError):
                 _LOG.info("cannot read a file of an announced batch: %s", _line(found))
             elif found is not None:
@@ -307,7 +336,7 @@ class AnnouncementStore:
 
     def _read(self, skip: str) -> None:
         """Update `_known` to the announced batches; `skip` is this writer's own."""
-        listing = self._listing()
+        listing, self._listed = self._listed or self._listing(), None
         if listing is None:
             self._known = {}
             return
@@ -368,10 +397,11 @@ class AnnouncementStore:
             _LOG.info("cannot list the announcements: %s", _line(error))
         return None
 
-    def _delete(self, name: str) -> bool:
-        self._known.pop(name, None)
+    def _delete(self, *names: str) -> bool:
+        for name in names:
+            self._known.pop(name, None)
         try:
-            self._objects.delete(name)
+            self._objects.delete(*names)
         except OSError as error:
             _LOG.info("cannot delete a finished announcement: %s", _line(error))
             return False
@@ -388,9 +418,13 @@ class AnnouncementStore:
         self._events(AnnouncementRejected(printable(name, MAX_LINE), reason, removed=False))
 
 
+def _is_for(batch: PreparedBatch, head: Head) -> bool:
+    return batch.table_id == head.table_id and batch.form == head.form
+
+
 def _matches(batch: PreparedBatch, head: Head) -> bool:
     try:
-        return batch.form == head.form and batch.fits(head)
+        return _is_for(batch, head) and batch.fits(head)
     except TableMismatchError:  # a position that another program changed
         return False
 

@@ -71,5 +71,5 @@ class ObjectStore(Protocol):
     def map(self, call: Callable[[_Item], _Result], items: Sequence[_Item]) -> Sequence[_Result]:
         """Call a function with each item; at the same time, if the store is on a network."""
 
-    def delete(self, path: str) -> None:
-        """Remove the object, if it exists."""
+    def delete(self, *paths: str) -> None:
+        """Remove the objects that exist, on a network with as few requests as possible."""

@@ -13,18 +13,17 @@ announces its batch (`announcements`), and each writer commits announced batches
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
 from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.sinks.announcements import AnnouncementStore, PreparedBatch, combined
 from kcl_pipeline.sinks.log import Head, Log
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
@@ -36,6 +35,9 @@ _BACKOFF_LIMIT_SECONDS: Final = 0.4
 _CROWDED: Final = 1.2
 _POLL_SECONDS: Final = 0.004
 _LONGEST_ATTEMPT_SECONDS: Final = 0.5
+_ATTEMPTS_OF_COLLECTED: Final = 4
+_MOST_TURNS: Final = 32
+"""A writer waits for so many others. The writers of announcements may have died."""
 _LOG: Final = logging.getLogger(__name__)
 _SUSPECT: Final = "a commit that included it failed, and succeeded without it"
 
@@ -49,12 +51,14 @@ class _Commit:
         schema: Columns of the output. None: there is no output.
         is_alone: Whether it is not, or cannot be, announced.
         suspects: Batches of others with which the last attempt failed. The next one is without.
+        attempts: Number of attempts up to now.
     """
 
     batch: PreparedBatch
     schema: pa.Schema | None
     is_alone: bool
-    suspects: tuple[PreparedBatch, ...] = field(default=())
+    suspects: tuple[PreparedBatch, ...] = ()
+    attempts: int = 0
 
 
 class TableSink:
@@ -92,6 +96,7 @@ class TableSink:
         self._rng = rng or random.SystemRandom()
         self._pace = CommitPace(self._clock, self._rng)
         self._lock = self._clock.lock()
+        self._head: Head | None = None
 
     def ensure(self, schema: pa.Schema) -> None:
         """See `Sink.ensure`."""
@@ -141,20 +146,18 @@ class TableSink:
 
     def _commit(self, commit: _Commit) -> CommitOutcome:
         """Attempt the commit until it has landed or is refused."""
-        # A commit that was repeated, or landed by another writer, is often known without a read.
-        decided = self._decided(self._log.peek() or self._read(), commit.batch)
-        attempts = iter(range(MAX_ATTEMPTS))
+        decided: CommitOutcome | None = None
         while decided is None:
-            attempt = next(attempts, None)
-            if attempt is None:
+            attempt = commit.attempts
+            if attempt >= MAX_ATTEMPTS:
                 raise SinkError(
                     f"{self._log.name}: {MAX_ATTEMPTS} attempts to commit lost to other writers"
                 )
             decided = self._round(commit)
             if decided is None and commit.is_alone and not commit.suspects:
                 self._back_off(attempt)
-        if self._announcements is not None:
-            self._announcements.remove([commit.batch])
+        if self._announcements is not None and decided.version is None:
+            self._announcements.remove([commit.batch])  # who lands one removes it
         return decided
 
     def _round(self, commit: _Commit) -> CommitOutcome | None:
@@ -163,19 +166,36 @@ class TableSink:
             decided = self._wait_for_others(commit)
             if decided is not None:
                 return decided
-        head = self._read()
-        decided = self._decided(head, commit.batch)
-        if decided is not None:
-            return decided
-        if commit.schema is not None and self._log.ensure(commit.schema):
-            return None  # It has added columns, which is a version of its own.
-        return self._attempt(head, commit)
+        with self._pace.attempt():
+            takes_others = commit.batch.name and not commit.suspects
+            if self._announcements is not None and takes_others:
+                self._announcements.collect(commit.batch.name, self._head, self._log)
+            try:
+                head = self._read()
+            except TableMismatchError:
+                decided = self._decided(self._peek(), commit.batch)
+                if decided is None:
+                    raise
+                return decided  # it has landed, or another writer has the shard
+            # A writer that commits alone needs less time. So what was collected is tried again.
+            most = commit.attempts + (_ATTEMPTS_OF_COLLECTED if takes_others else 1)
+            while commit.attempts < min(most, MAX_ATTEMPTS):
+                commit.attempts += 1
+                decided = self._decided(head, commit.batch)
+                if decided is not None:
+                    return decided
+                if commit.schema is not None and self._log.ensure(commit.schema):
+                    return None  # It has added columns, which is a version of its own.
+                decided, head = self._attempt(head, commit)
+                if decided is not None or commit.suspects:
+                    return decided
+        return None
 
-    def _attempt(self, head: Head, commit: _Commit) -> CommitOutcome | None:
+    def _attempt(self, head: Head, commit: _Commit) -> tuple[CommitOutcome | None, Head]:
         """Make one attempt to add the batch after `head`, with announced ones if it is announced.
 
         Returns:
-            The outcome. None: another attempt may succeed.
+            The outcome, None if another attempt may succeed. And the end of the log after it.
 
         Raises:
             SinkError: The attempt failed, and the log has not moved. The request may still be on
@@ -183,14 +203,12 @@ class TableSink:
         """
         others: tuple[PreparedBatch, ...] = ()
         store = self._announcements
-        batches: tuple[PreparedBatch, ...] = (commit.batch,)
         version = head.version
+        if store is not None and commit.batch.name and not commit.suspects:
+            others = store.piggybacked(head, commit.batch)
+        batches = (commit.batch, *others)
         try:
-            with self._pace.attempt():
-                if store is not None and commit.batch.name and not commit.suspects:
-                    others = store.piggybacked(head, commit.batch, self._log)
-                    batches = (commit.batch, *others)
-                self._log.add(head, *combined(batches))
+            self._log.add(head, *combined(batches))
         except Exception:
             now = self._read()
             decided = self._decided(now, commit.batch)
@@ -198,10 +216,12 @@ class TableSink:
                 if not others:
                     raise
                 commit.suspects = others  # The next attempt is without them.
-                return None
+                return None, now
+            if decided is not None and store is not None:
+                store.remove((commit.batch,))  # it may have landed by this attempt
             commit.suspects = ()
             self._pace.lost(len(batches))
-            return decided
+            return decided, now
         if store is not None:
             store.remove(batches)
             store.reject((one.name for one in commit.suspects), _SUSPECT)
@@ -210,31 +230,36 @@ class TableSink:
             self._log.upkeep(version + 1)
         except Exception as error:  # noqa: BLE001 (the commit has landed)
             _LOG.warning("upkeep of %s failed: %s", self._log.name, error)
-        return CommitOutcome(version + 1)
+        return CommitOutcome(version + 1), head
 
     def _wait_for_others(self, commit: _Commit) -> CommitOutcome | None:
         """Announce the batch, and wait a short time for another writer to commit it."""
         if not commit.batch.name and self._announcements is not None:
-            if commit.schema is None:
+            head = self._peek()
+            decided = self._decided(head, commit.batch)
+            if decided is not None:
+                return decided
+            # It also checks that the table may be written: who may not write announces nothing.
+            if commit.schema is None or self._log.ensure(commit.schema):
                 head = self._read()
-            else:
-                self._log.ensure(commit.schema)
-                # What is known is enough: who finds another form leaves the batch to this writer.
-                head = self._log.peek() or self._read()
             commit.batch = self._announcements.announce(commit.batch, head, self._log)
             commit.is_alone = not commit.batch.name
-        seen = -1
-        for _ in self._pace.polls():
-            head = self._log.peek() or self._read()
-            if head.version == seen:
+        version = -1
+        for _ in self._pace.polls(lambda: self._turn(commit.batch)):
+            head = self._peek()
+            if head.version == version:
                 continue
-            seen = head.version
+            version = head.version
             decided = self._decided(head, commit.batch)
             if decided is not None:
                 if decided.version is not None and head.changed:
                     self._pace.landed(head.changed / len(commit.batch.entries))
                 return decided
         return None
+
+    def _turn(self, batch: PreparedBatch) -> int | None:
+        """Return how many announced batches are before this one. None: it is not announced."""
+        return None if self._announcements is None else self._announcements.before(batch.name)
 
     def _decided(self, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
         """Return the outcome that a state of the table shows. None: the batch can be committed."""
@@ -255,7 +280,12 @@ class TableSink:
                 f"the table {self._log.name} does not exist any more; it was removed while a "
                 "worker was writing to it"
             )
+        self._head = head
         return head
+
+    def _peek(self) -> Head:
+        self._head = self._log.peek() or self._read()
+        return self._head
 
     def _back_off(self, attempt: int) -> None:
         longest = min(_BACKOFF_LIMIT_SECONDS, _BACKOFF_SECONDS * 2 ** min(attempt, 10))
@@ -265,14 +295,16 @@ class TableSink:
 class CommitPace:
     """Estimate the contention on the log, and how long to wait before an attempt.
 
-    The waiting time is chosen so that about one of the waiting writers makes an attempt at a time.
+    Announcements have an order, which all writers see. The writer of the first one makes an attempt
+    after about the time of an attempt, in which others announce theirs. Each other writer waits for
+    as many attempts more as there are announcements before its own.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
         self._rng = rng
         self._batches_per_commit = 1.0
-        self._attempt_seconds = 2 * _POLL_SECONDS
+        self._attempt_seconds = 0.0
 
     @property
     def contended(self) -> bool:
@@ -289,28 +321,30 @@ class CommitPace:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Measure one attempt, also one that is lost: from the reading of announcements on.
-
-        The estimate follows the shortest attempts. Longer ones reflect the load of this machine,
-        and waiting for that load would increase it.
-        """
+        """Measure one attempt, also one that is lost: from the reading of announcements on."""
         began = self._clock.monotonic()
         try:
             yield
         finally:
             took = max(self._clock.monotonic() - began, _POLL_SECONDS)
             seconds = min(took, _LONGEST_ATTEMPT_SECONDS)
-            self._attempt_seconds = min(
-                seconds, self._attempt_seconds + (seconds - self._attempt_seconds) / 32
-            )
+            known = self._attempt_seconds or seconds
+            self._attempt_seconds = known + (seconds - known) / 4
 
-    def polls(self) -> Iterator[None]:
-        """Wait in short steps. The caller polls the log after each step and then makes an attempt.
+    def polls(self, turn: Callable[[], int | None]) -> Iterator[None]:
+        """Wait in steps of an attempt. The caller polls the log after each step.
 
-        Ends after a random time.
+        Args:
+            turn: Returns how many other writers are before this one. None: none waits for it.
         """
-        wait_seconds = self._rng.uniform(0, 2 * self._batches_per_commit * self._attempt_seconds)
-        pause = max(self._attempt_seconds / 2, _POLL_SECONDS)
-        for _ in range(math.ceil(wait_seconds / pause)):
-            self._clock.sleep(pause)
+        self._wait(0.25)
+        others = turn()
+        if others is None:  # another writer has committed the batch, and removed its announcement
             yield
+        for _ in range(min(others or 0, _MOST_TURNS)):
+            self._wait(1.0)
+            yield
+
+    def _wait(self, attempts: float) -> None:
+        seconds = attempts * self._attempt_seconds * self._rng.uniform(0.5, 1.5)
+        self._clock.sleep(max(seconds, _POLL_SECONDS))

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
+from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementStore, PreparedBatch
@@ -233,19 +234,31 @@ def test_partition_values_survive_the_announcement(tmp_path: Path) -> None:
     assert [one for one, _ in reader._announcements._known.values()] == [sent]
 
 
-def test_the_wait_grows_with_the_number_of_writers_and_ends() -> None:
+def waits(pace: CommitPace, clock: NoWait, turn: int | None) -> int:
+    before = clock.waits
+    for _ in pace.polls(lambda: turn):
+        pass
+    return clock.waits - before
+
+
+def test_the_wait_grows_with_the_announcements_before_and_ends() -> None:
     clock = NoWait()
     pace = CommitPace(clock, random.Random(3))
     assert not pace.contended
     pace.lost(1)
-    few = max(len(list(pace.polls())) for _ in range(20))
-    pace.lost(32)
-    many = max(len(list(pace.polls())) for _ in range(20))
     assert pace.contended
-    assert few < many <= 2 * 32 * 2
+    assert [waits(pace, clock, turn) for turn in (None, 0, 1, 5, 1000)] == [1, 1, 2, 6, 33]
     for _ in range(20):
         pace.landed(1)
     assert not pace.contended
+
+
+def test_announcements_have_an_order(uri: str) -> None:
+    names = sorted(announce(uri, ident, entry(f"a{ident}", 5)).name for ident in range(3))
+    store = AnnouncementStore(open_storage(uri))
+    assert [store.before(name) for name in names] == [0, 1, 2]
+    store.reject(names[:1], "for the test")
+    assert [store.before(name) for name in names] == [None, 0, 1]
 
 
 class Shard:

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
 from kcl_pipeline.delta.storage import local
+from kcl_pipeline.delta.storage.local import LocalStorage
 from kcl_pipeline.delta.table_log import DeltaTableLog
 from kcl_pipeline.sinks.announcements import (
     FOLDER,
@@ -48,7 +49,9 @@ def test_a_huge_one_is_not_read(attack: Attack, monkeypatch: pytest.MonkeyPatch)
     assert max(lengths) < 10_000
 
 
-def test_many_large_ones_are_not_held_at_once(attack: Attack) -> None:
+def test_many_large_ones_are_not_held_at_once(
+    attack: Attack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each can be an announcement, and never lands."""
     content = attack.honest(1)
     one = content["entries"][0]
@@ -61,14 +64,20 @@ def test_many_large_ones_are_not_held_at_once(attack: Attack) -> None:
     for number in range(60):
         attack.put(text, f"{number:032x}")
     sink = attack.sink()
-    most = 0
+    read, sizes = local._read, list[int]()
+
+    def noted(*arguments: Any) -> bytes:
+        data = read(*arguments)
+        sizes[-1] += len(data) if arguments[2].startswith(FOLDER) else 0
+        return data
+
+    monkeypatch.setattr(local, "_read", noted)
     for turn in range(1, 10):
+        sizes.append(0)
         batch = written(attack.uri, 100 + turn)
         outcome = sink.land(batch, [entry("own", turn, seq(turn - 1))])
         assert outcome.version is not None
-        held = sum(size for _, size in sink._announcements._known.values())
-        most = max(most, held)
-    assert MAX_HELD_BYTES // 2 < most <= MAX_HELD_BYTES
+    assert MAX_HELD_BYTES // 2 < max(sizes) <= MAX_HELD_BYTES
     assert attack.rejections() == [], "they are well-formed"
     assert list((attack.root / FOLDER).iterdir()) == []
 
@@ -127,7 +136,7 @@ def test_one_that_cannot_be_removed_is_read_once(
         reads.append(name)
         return read(name, *arguments)
 
-    def denied(_path: str) -> None:
+    def denied(*_paths: str) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(local, "_read", noted)
@@ -171,14 +180,14 @@ def test_others_announcements_that_the_log_refuses_cost_one_attempt(
     """Whatever the checks do not see: a commit that failed with them is made without them."""
     path = attack.put(attack.honest(1))
     monkeypatch.setattr(DeltaTableLog, "problem", lambda *_: None)
-    append = DeltaTable.create_write_transaction
+    create_new = LocalStorage.create_new
 
-    def refuses(self: DeltaTable, actions: list[Any], *more: Any, **options: Any) -> None:
-        if len(actions) > 1:
+    def refuses(self: LocalStorage, path: str, data: bytes) -> None:
+        if data.count(b'{"add":') > 1:
             raise ValueError("this is not a valid action")
-        append(self, actions, *more, **options)
+        create_new(self, path, data)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", refuses)
+    monkeypatch.setattr(LocalStorage, "create_new", refuses)
     assert_harmless(attack, path)
     assert [event.reason for event in attack.rejections()] == [
         "a commit that included it failed, and succeeded without it"

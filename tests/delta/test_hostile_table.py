@@ -292,7 +292,7 @@ def test_an_error_of_the_library_is_one_bounded_line_without_secrets(
     def fails(*_: object, **__: object) -> None:
         raise OSError(f"key {secret} in eu-central-1 \x1b[31m{'x' * 100_000}\nsecond line")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
+    monkeypatch.setattr(LocalStorage, "create_new", fails)
     with pytest.raises(SinkError) as caught:
         sink.land(written(uri, 1), [entry("a", 1)])
     assert "key *** in eu-central-1" in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -20,7 +21,7 @@ from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import StoredPosition
-from tests.support.delta_tables import NoWait, committer, entry
+from tests.support.delta_tables import NoWait, committer, entry, ids, seq, written
 from tests.support.s3_proxy import Request, S3Proxy, s3_proxy
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -138,3 +139,25 @@ def test_a_slow_commit_without_other_writers_lands_once(endpoint: str, proxy: S3
     assert world.commit() == 2
     assert world.ids() == [1, 2]
     assert world.table().version() == 2
+
+
+@pytest.mark.parametrize("seconds", [61, 3_600])
+def test_an_idle_worker_notices_that_the_next_entry_was_removed(
+    tmp_path: Path, seconds: float
+) -> None:
+    """A clean-up that ended half-way has left the entry that the worker has read last."""
+    uri, clock = str(tmp_path / "table"), Hours()
+    first = committer(uri)
+    first.ensure(SCHEMA)
+    assert first.land(written(uri, 1), [entry("a", 1)]).version == 1
+    sink = DeltaCommitter(DeltaSink(uri), "app", clock=clock, rng=random.Random(1))
+    table_id = sink.positions(["a"]).table_id
+    for number in (1, 2):
+        landed = first.land(written(uri, number + 1), [entry("b", number, seq(number - 1))])
+        assert landed.version == number + 1
+    DeltaTable(uri).create_checkpoint()
+    (tmp_path / "table" / entry_path(2)).unlink()
+    clock.now += seconds
+    outcome = sink.commit(table_id, written(uri, 4), [entry("a", 2, FIRST)])
+    assert outcome.version == 4
+    assert ids(uri) == [1, 2, 3, 4]

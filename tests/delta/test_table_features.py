@@ -15,7 +15,7 @@ from kcl_pipeline.cli.doctor.output import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import TableMismatchError
-from kcl_pipeline.status.findings import Level
+from kcl_pipeline.status.findings import FindingLevel
 from tests.support.delta_tables import committer, entry
 
 READER_TOO = {
@@ -131,22 +131,22 @@ def test_a_table_that_does_not_exist_can_be_created(tmp_path: Path) -> None:
 
 
 def test_doctor_opens_the_table(tmp_path: Path) -> None:
-    def finding(uri: object, **settings: object) -> tuple[Level, str]:
+    def finding(uri: object, **settings: object) -> tuple[FindingLevel, str]:
         (found,) = check_output(DeltaSink(str(uri), **settings), "app")  # type: ignore[arg-type]
         assert found.name == "output table"
         return found.level, found.sentence
 
     level, text = finding(tmp_path / "none")
-    assert (level, "does not exist yet" in text) == (Level.OK, True)
+    assert (level, "does not exist yet" in text) == (FindingLevel.OK, True)
     good = table_with(tmp_path / "good", ["appendOnly"])
-    assert finding(good) == (Level.OK, f"{good}: version 0 can be written")
+    assert finding(good) == (FindingLevel.OK, f"{good}: version 0 can be written")
     bad = table_with(tmp_path / "bad", ["clustering"])
     level, text = finding(bad)
-    assert level is Level.PROBLEM
+    assert level is FindingLevel.PROBLEM
     assert "the table features clustering" in text
     level, text = finding(good, partition_by=["day"])
-    assert level is Level.PROBLEM
+    assert level is FindingLevel.PROBLEM
     assert "partition_by=['day'] does not fit" in text
     (tmp_path / "good/_delta_log/00000000000000000000.json").write_text("no log")
-    assert finding(good)[0] is Level.PROBLEM
+    assert finding(good)[0] is FindingLevel.PROBLEM
     assert list(check_output(object(), "app")) == []

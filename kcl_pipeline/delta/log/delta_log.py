@@ -1,18 +1,22 @@
-"""Follow the log of one Delta table: a handle at a version, and the transactions at that version.
+"""Follow the log of one Delta table: its end, and the application transactions there.
 
-delta-rs reads the whole log again for each application transaction. Therefore all transactions are
-read together at the first request (`transactions`) and kept in a map. Afterwards only new entries
-of the log are read. If the old part of the log cannot be read in this way, delta-rs reads each
-requested transaction once. If a new entry does not exist any more (log cleanup removed it), the
-table is opened again.
+delta-rs opens the table. It reads the whole log again for each application transaction. Therefore
+all transactions are read together at the first request (`transactions`) and kept in a map.
+Afterwards only new entries of the log are read, one object each; delta-rs reads them only if they
+change the metadata of the table. If the old part of the log cannot be read in this way, delta-rs
+reads each requested transaction once.
 
-`peek` reads entries after the handle's version, if they exist, without moving the handle. It is
-cheap. A mismatch that it finds is final, because a transaction never returns to an expected
-version. Only `refresh` finds the end of the log.
+The log ends before the first entry that does not exist. This holds while log cleanup cannot have
+removed newer entries than the last one that was read: it keeps entries for hours. So after
+`LONGEST_BELIEVED_SECONDS` the log is listed. With a gap, the table is opened again.
 
-`append` writes the entry of the handle's version + 1, or fails if that entry exists. With retries,
-delta-rs would check the other writers' entries and write a later version. `max_commit_retries=0`
-prevents this, so the state at the handle's version is the state directly before the new entry.
+`peek` reads new entries, if they exist. It is cheap. A mismatch that it finds is final, because a
+transaction never returns to an expected version. Only `refresh` finds the end of the log, and
+finds out that the folder was replaced.
+
+`append` creates the entry of the next version, or fails if that entry exists. So the state at
+`version` is the state directly before the new entry. With DynamoDB as the lock of the log, delta-rs
+finds the end and writes the entry.
 
 delta-rs panics in a forked child, because its runtime does not survive a fork. Every process must
 be spawned. The first use stores the process id, and a use in another process raises an error.
@@ -25,6 +29,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
@@ -36,6 +41,7 @@ from kcl_pipeline.delta.errors import delta_errors, first_line
 from kcl_pipeline.delta.layout import TableLayout
 from kcl_pipeline.delta.log.entries import (
     MAX_ENTRY_BYTES,
+    append_entry,
     entry_facts,
     entry_path,
     protocol_of,
@@ -45,7 +51,7 @@ from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
 from kcl_pipeline.delta.statistics import Indexed, indexed_columns, log_statistics
-from kcl_pipeline.delta.storage.options import delta_options
+from kcl_pipeline.delta.storage.options import delta_options, locks_with_dynamodb
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SinkError
 
@@ -70,10 +76,9 @@ _LAST_WRITER_VERSION: Final = 7
 _ENTRIES_SEARCHED: Final = 1000
 _ENTRY: Final = re.compile(r"_delta_log/[0-9]{20}\.json")
 LONGEST_BELIEVED_SECONDS: Final = 60.0
-"""A commit that took longer is read back. Log cleanup keeps entries for hours at least."""
+"""A commit that took longer is read back, and an older end of the log is found by a listing. Log
+cleanup keeps entries for hours at least."""
 _ENTRIES_KEPT: Final = 1024
-_REOPEN_EVERY: Final = 8
-"""Number of versions from one attempt to use another writer's log checkpoint to the next."""
 
 
 class DeltaLog:
@@ -90,23 +95,21 @@ class DeltaLog:
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
         self._options = delta_options(self.root, storage_options)
-        self.upkeep = LogUpkeep(self.root, self.storage, self._options)
+        self._locks = locks_with_dynamodb(self.root, self._options)
+        self.upkeep = LogUpkeep(self.root, self._options)
         self._table: Any = None
         self._numbers: dict[str, int | None] = {}
         self._numbers_read: bool | None = None
         self.metadata_changes = 0
         """Counter of possible changes of the table's metadata or protocol."""
-        self._opened_at = self._asked_at = -1
-        self.read_to = -1
-        self._seen_entries = SeenEntries(self.storage)
+        self.version = -1
+        """Version of the last entry that was read; −1 before `refresh` found a table."""
+        self._end_found_at = 0.0
+        self._metadata_at = -1
+        self._seen_entries = SeenEntries()
         self._recent: dict[int, dict[str, int]] = {}
         self.restores = Restores()
         """Each RESTORE since the checkpoint that the table was opened at, as far as it was read."""
-
-    @property
-    def version(self) -> int:
-        """Version of the handle; −1 before `refresh` found a table."""
-        return -1 if self._table is None else int(self._table.version())
 
     def refresh(self) -> bool:
         """Move to the end of the log.
@@ -118,9 +121,11 @@ class DeltaLog:
             SinkError: The log cannot be read.
         """
         with delta_errors(f"could not read the log of {self.root}", self._options):
+            began = self._clock.monotonic()
             is_open = self._table is not None and not self._is_in_doubt
-            found = (is_open and self._follow()) or self._open()
+            found = (is_open and self._follow(began)) or self._open()
             self._is_in_doubt = False
+            self._end_found_at = began
             return found
 
     def peek(self) -> bool:
@@ -131,26 +136,30 @@ class DeltaLog:
         """
         if self._table is None:
             return False
-        while True:
-            try:
-                entry = self.storage.read(entry_path(self.read_to + 1), MAX_ENTRY_BYTES)
-                self._read_entry(self.read_to + 1, entry)
-            except (OSError, ValueError):  # does not exist, or only delta-rs can parse it
-                return True
+        try:
+            self._read_new(self._entry(self.version + 1))
+        except (OSError, ValueError) as error:  # perhaps only delta-rs can parse it
+            _LOG.debug("cannot peek at the log of %s: %s", self.root, type(error).__name__)
+        return True
 
     def transactions_at(self, version: int) -> int:
         """Number of application transactions in a recently read commit; 0 for other commits."""
         return len(self._recent.get(version, ()))
 
     def transaction(self, application_id: str) -> int | None:
-        """Version of an application transaction at `version`, or as far as `peek` has read."""
+        """Version of an application transaction at `version`."""
         if application_id not in self._numbers:
             self._read_numbers()
         if application_id not in self._numbers:
             if self._numbers_read:
                 return None
-            with delta_errors(f"could not read the transactions of {self.root}", self._options):
-                self._numbers[application_id] = self._table.transaction_version(application_id)
+            # It has no entry after the handle's version: such an entry would be in the map.
+            try:
+                with delta_errors(f"could not read the transactions of {self.root}", self._options):
+                    self._numbers[application_id] = self._table.transaction_version(application_id)
+            except SinkError:
+                self._is_in_doubt = True  # log cleanup may have removed what the handle needs
+                raise
         return self._numbers[application_id]
 
     def _read_numbers(self) -> None:
@@ -196,17 +205,18 @@ class DeltaLog:
             return str(self._table.metadata().id)
 
     def _catch_up(self) -> None:
-        """Move the handle to the entries that `peek` has read: they may change the metadata."""
-        if self.read_to > self.version:
-            self.refresh()
+        """Open the table again if an entry has changed its metadata since it was opened."""
+        if self._metadata_at > self._table.version():
+            self._reopen()
 
-    def paths(self) -> list[str]:
-        """The paths of the table's files at `version`, relative to its root."""
-        with delta_errors(f"could not list the files of {self.root}", self._options):
-            return list(pa.table(self._table.get_add_actions(flatten=True))["path"].to_pylist())
+    def _reopen(self) -> None:
+        self._is_in_doubt = True
+        if not self.refresh():
+            raise SinkError(f"the table {self.root} does not exist any more")
 
     def partition_columns(self) -> tuple[str, ...]:
         """The columns the table is partitioned by."""
+        self._catch_up()
         return tuple(self._table.metadata().partition_columns)
 
     def unsupported(self) -> str | None:
@@ -277,9 +287,7 @@ class DeltaLog:
                 raise
 
     def append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> None:
-        """Write an entry with these files and transactions at `version` + 1.
-
-        `version` does not change until `refresh`.
+        """Write an entry with these files and transactions at `version` + 1, and move to it.
 
         A write that hung may arrive after the entry of another writer was removed by log cleanup.
         It then creates an entry of that version again, below the checkpoint, where nobody reads it.
@@ -292,14 +300,34 @@ class DeltaLog:
         """
         began = self._clock.monotonic()
         try:
-            self._append(files, transactions)
+            entry = self._append(files, transactions)
         finally:
             seconds = self._clock.monotonic() - began
             self._is_in_doubt = seconds > LONGEST_BELIEVED_SECONDS
         if self._is_in_doubt:
             raise SinkError(f"the commit to {self.root} took {seconds:.0f} s; the table is read")
+        if entry is not None:
+            self._read_entry(self.version + 1, entry)
+            self._end_found_at = began
 
-    def _append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> None:
+    def _append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> bytes | None:
+        """Write the entry. Returns its content; None: delta-rs has written it."""
+        with delta_errors(f"could not commit to {self.root}", self._options):
+            statistics = [log_statistics(one.rows, one.statistics, self.indexed) for one in files]
+            if self._locks:
+                self._append_with_lock(files, statistics, transactions)
+                return None
+            millis, columns = int(self._clock.wall() * 1000), self.partition_columns()
+            entry = append_entry(millis, columns, files, statistics, transactions)
+            self.storage.create_new(entry_path(self.version + 1), entry)
+            return entry
+
+    def _append_with_lock(
+        self,
+        files: Sequence[DataFile],
+        statistics: Sequence[str],
+        transactions: Mapping[str, int],
+    ) -> None:
         from deltalake.transaction import (  # noqa: PLC0415 (as above)
             AddAction,
             CommitProperties,
@@ -307,38 +335,38 @@ class DeltaLog:
             Transaction,
         )
 
-        with delta_errors(f"could not commit to {self.root}", self._options):
-            adds = [
-                AddAction(
-                    file.path,
-                    file.size,
-                    dict(file.partition_values),
-                    file.modified_millis,
-                    data_change=True,
-                    stats=log_statistics(file.rows, file.statistics, self.indexed),
-                )
-                for file in files
-            ]
-            self._table.create_write_transaction(
-                adds,
-                "append",
-                self._table.schema(),
-                list(self.partition_columns()),
-                commit_properties=CommitProperties(
-                    max_commit_retries=0,
-                    app_transactions=[
-                        Transaction(key, number) for key, number in transactions.items()
-                    ],
-                ),
-                post_commithook_properties=PostCommitHookProperties(
-                    create_checkpoint=False, cleanup_expired_logs=False
-                ),
+        if self._table.version() != self.version:
+            raise SinkError("another writer was faster")
+        adds = [
+            AddAction(
+                file.path,
+                file.size,
+                dict(file.partition_values),
+                file.modified_millis,
+                data_change=True,
+                stats=stats,
             )
+            for file, stats in zip(files, statistics, strict=True)
+        ]
+        self._table.create_write_transaction(
+            adds,
+            "append",
+            self._table.schema(),
+            list(self.partition_columns()),
+            commit_properties=CommitProperties(
+                max_commit_retries=0,
+                app_transactions=[Transaction(*one) for one in transactions.items()],
+            ),
+            post_commithook_properties=PostCommitHookProperties(
+                create_checkpoint=False, cleanup_expired_logs=False
+            ),
+        )
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add nullable columns at `version` + 1. Errors are those of `append`."""
         from deltalake import CommitProperties, Schema  # noqa: PLC0415 (as above)
 
+        self._reopen()  # delta-rs needs a handle at the end of the log
         names = ", ".join(field.name for field in fields)
         with delta_errors(f"could not add {names} to {self.root}", self._options):
             self._table.alter.add_columns(
@@ -364,8 +392,7 @@ class DeltaLog:
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
-        self.upkeep.discard()
-        self._table, self._numbers_read = None, None
+        self._table, self._numbers_read, self.version = None, None, -1
         self._numbers, self._recent = {}, {}
         self.restores.clear()
         self._metadata_changed()
@@ -373,21 +400,21 @@ class DeltaLog:
             self._table = DeltaTable(self.root, storage_options=self._options)
         except TableNotFoundError:
             return False
-        self._opened_at = self.read_to = self._asked_at = self.version
-        self._seen_entries.begin(self.version)
+        self.version = self._metadata_at = int(self._table.version())
+        newest = None
+        with suppress(OSError, ValueError):
+            newest = self._entry(self.version)
+        self._seen_entries.begin(self.version, newest)
         return True
 
-    def _follow(self) -> bool:
-        """Move the handle to the end and read the new entries. False: open the table again."""
-        before = self.version
-        if not self._seen_entries.is_same(before):
-            return False
+    def _follow(self, now: float) -> bool:
+        """Read the new entries up to the end of the log. False: open the table again."""
         try:
-            self._advance()
-            if self.version < before:
+            end = self._known_end(now)
+            known, entry = self.storage.map(self._entry, (self.version, self.version + 1))
+            if not self._seen_entries.is_same(self.version, known):
                 return False
-            for version in range(self.read_to + 1, self.version + 1):
-                self._read_entry(version, self.storage.read(entry_path(version), MAX_ENTRY_BYTES))
+            self._read_new(entry)
         except Exception as error:  # noqa: BLE001
             # After any error the table is opened again, which raises an error of its own.
             _LOG.info(
@@ -396,29 +423,36 @@ class DeltaLog:
                 first_line(error, self._options),
             )
             return False
-        return True
+        return self.version >= end
 
-    def _advance(self) -> None:
-        """Move the handle to the end of the log.
+    def _known_end(self, now: float) -> int:
+        """Return the lowest version that the end of the log can have."""
+        if self._locks:
+            self._table.update_incremental()
+            return int(self._table.version())
+        if now - self._end_found_at <= LONGEST_BELIEVED_SECONDS:
+            return self.version
+        listed = self.storage.list("_delta_log", after=entry_path(self.version))
+        return max(
+            (int(one.path[-25:-5]) for one in listed if _ENTRY.fullmatch(one.path)),
+            default=self.version,
+        )
 
-        A handle reads all entries since the checkpoint that it was opened at. It is therefore
-        replaced after the next checkpoint by one that another thread has opened.
-        """
-        opened = self.upkeep.take_opened()
-        if opened is not None:
-            self._table = opened
-            self._opened_at = self.version
-            self._numbers_read = self._numbers_read or None
-        self._table.update_incremental()
-        interval, version = self._interval(), self.version
-        multiple = version - version % interval
-        if multiple > self._opened_at and version >= self._asked_at + _REOPEN_EVERY:
-            self._asked_at = version
-            self.upkeep.reopen(multiple)
+    def _read_new(self, entry: bytes | None) -> None:
+        """Note the next entry and those after it, until one does not exist."""
+        while entry is not None:
+            self._read_entry(self.version + 1, entry)
+            entry = self._entry(self.version + 1)
+
+    def _entry(self, version: int) -> bytes | None:
+        """Read an entry. None: it does not exist."""
+        try:
+            return self.storage.read(entry_path(version), MAX_ENTRY_BYTES)
+        except FileNotFoundError:
+            return None
 
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)
-        self.read_to = version
         self._seen_entries.note(version, entry)
         self._recent[version] = facts.transactions
         self._recent.pop(version - _ENTRIES_KEPT, None)
@@ -426,8 +460,10 @@ class DeltaLog:
             self._read_numbers()  # It needs the transactions before this entry.
             before = self._numbers if self._numbers_read else None
             self.restores.note(version, facts.restored_to, before)
+        self.version = version
         self._numbers |= facts.transactions
         if facts.changes_table:
+            self._metadata_at = version
             self._metadata_changed()
 
     def _metadata_changed(self) -> None:

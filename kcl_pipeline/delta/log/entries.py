@@ -7,12 +7,15 @@ delta-rs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import msgspec
 
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.text import printable
 
 MIN_NUMBER: Final = -(2**63)
@@ -59,6 +62,50 @@ _ACTION: Final = msgspec.json.Decoder(_Action)
 def entry_path(version: int) -> str:
     """Path of a version's log entry, relative to the table."""
     return f"_delta_log/{version:020d}.json"
+
+
+def append_entry(
+    millis: int,
+    partition_columns: Sequence[str],
+    files: Sequence[DataFile],
+    statistics: Sequence[str],
+    transactions: Mapping[str, int],
+) -> bytes:
+    """Encode an entry that adds files and sets application transactions.
+
+    Args:
+        millis: Time of the commit.
+        partition_columns: The columns that the table is partitioned by.
+        files: The files.
+        statistics: One JSON text for each file.
+        transactions: Versions by name.
+    """
+    columns = msgspec.json.encode(list(partition_columns)).decode()
+    information = {
+        "timestamp": millis,
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": columns},
+        "isBlindAppend": True,
+        "engineInfo": "kcl_pipeline",
+    }
+    adds = [
+        {
+            "path": quote(file.path, safe="/="),
+            "partitionValues": file.partition_values,
+            "size": file.size,
+            "modificationTime": file.modified_millis,
+            "dataChange": True,
+            "stats": stats,
+        }
+        for file, stats in zip(files, statistics, strict=True)
+    ]
+    return msgspec.json.Encoder().encode_lines(
+        [
+            {"commitInfo": information},
+            *({"add": add} for add in adds),
+            *({"txn": {"appId": name, "version": n}} for name, n in transactions.items()),
+        ]
+    )
 
 
 def entry_facts(entry: bytes) -> EntryFacts:

@@ -75,15 +75,6 @@ def read_transactions(
     return found
 
 
-def last_checkpoint_version(storage: Storage) -> int | None:
-    """The version of the last log checkpoint; None if there is none or it cannot be read."""
-    try:
-        found = _last_checkpoint(storage)
-    except Exception:  # noqa: BLE001 (stores have errors of their own)
-        return None
-    return None if found is None else found.version
-
-
 def _last_checkpoint(storage: Storage) -> _Hint | None:
     try:
         return _HINT.decode(storage.read(_LAST_CHECKPOINT, MAX_HINT_BYTES))

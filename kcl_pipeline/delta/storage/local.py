@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -80,6 +81,16 @@ class LocalStorage:
             partial.unlink(missing_ok=True)
             raise
 
+    def create_new(self, path: str, data: bytes) -> None:  # noqa: D102
+        target = self.root / path
+        # A hard link replaces nothing. Readers of a log ignore this name.
+        partial = target.with_name(f"_commit_{uuid.uuid4().hex}.json.tmp")
+        try:
+            partial.write_bytes(data)
+            os.link(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
     def size(self, path: str) -> int | None:  # noqa: D102
         *folders, name = path.split("/")
         parent = str(self.root)
@@ -94,10 +105,14 @@ class LocalStorage:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def list(  # noqa: D102
-        self, folder: str, limit: int | None = None, *, partial: bool = False
+        self, folder: str, limit: int | None = None, *, partial: bool = False, after: str = ""
     ) -> list[StoredObject]:
         hidden = () if partial else (_PARTIAL,)
-        found = (one for one in self._walk(folder.strip("/")) if not one.path.endswith(hidden))
+        found = (
+            stored
+            for stored in self._walk(folder.strip("/"))
+            if stored.path > after and not stored.path.endswith(hidden)
+        )
         return sorted(islice(found, limit), key=lambda stored: stored.path)
 
     def map(  # noqa: D102
@@ -105,12 +120,13 @@ class LocalStorage:
     ) -> Sequence[_Result]:
         return [call(item) for item in items]
 
-    def delete(self, path: str) -> None:  # noqa: D102
-        with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):
-            os.unlink(name, dir_fd=folder)
+    def delete(self, *paths: str) -> None:  # noqa: D102
+        for path in paths:
+            with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):
+                os.unlink(name, dir_fd=folder)
 
     def creates_once(self) -> bool:  # noqa: D102
-        return True  # delta-rs commits with a hard link, or a rename that replaces nothing
+        return True  # `create_new` is a hard link
 
     def _walk(self, folder: str) -> Iterator[StoredObject]:
         """Yield the objects of a folder and of its subfolders, however deep these are."""

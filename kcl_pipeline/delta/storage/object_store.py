@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -130,6 +130,13 @@ class ObjectStorage:
         with self._at(path) as store:
             obstore.put(store, path, memoryview(stream.getvalue()).cast("B"))
 
+    def create_new(self, path: str, data: bytes) -> None:  # noqa: D102
+        with self._at(path) as store:
+            try:
+                obstore.put(store, path, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                raise FileExistsError(f"{self._uri}/{path} exists") from None
+
     def size(self, path: str) -> int | None:  # noqa: D102
         try:
             with self._at(path) as store:
@@ -143,10 +150,11 @@ class ObjectStorage:
         limit: int | None = None,
         *,
         partial: bool = False,  # noqa: ARG002 (an object of the store is complete or not there)
+        after: str = "",
     ) -> list[StoredObject]:
         found: list[StoredObject] = []
         with self._at(folder) as store:
-            for chunk in obstore.list(store, prefix=folder.strip("/") or None):
+            for chunk in obstore.list(store, folder.strip("/") or None, offset=after or None):
                 found += [
                     StoredObject(one["path"], one["size"], _millis(one["last_modified"]))
                     for one in chunk
@@ -155,9 +163,13 @@ class ObjectStorage:
                     break
         return sorted(found[:limit], key=lambda stored: stored.path)
 
-    def delete(self, path: str) -> None:  # noqa: D102
-        with suppress(FileNotFoundError), self._at(path) as store:
-            obstore.delete(store, path)
+    def delete(self, *paths: str) -> None:  # noqa: D102
+        try:
+            with self._at(", ".join(paths[:1])) as store:
+                obstore.delete(store, list(paths))
+        except FileNotFoundError:  # not S3: its request for several objects ignores missing ones
+            for path in paths if len(paths) > 1 else ():
+                self.delete(path)
 
     def creates_once(self) -> bool:
         """Find out whether the store refuses to create an object that exists.
@@ -169,14 +181,13 @@ class ObjectStorage:
         """
         if not self._creates_once:
             path = f"{PROBE_FOLDER}/{uuid.uuid4().hex}"
-            with self._at(path) as store:
-                try:
-                    obstore.put(store, path, b"1", mode="create")
-                    obstore.put(store, path, b"2", mode="create")
-                except (AlreadyExistsError, PreconditionError):
-                    self._creates_once = True
-                except (NotSupportedError, NotImplementedError):
-                    return False
+            try:
+                self.create_new(path, b"1")
+                self.create_new(path, b"2")
+            except FileExistsError:
+                self._creates_once = True
+            except (NotSupportedError, NotImplementedError):
+                return False
             self.delete(path)
         return self._creates_once
 
@@ -193,7 +204,7 @@ class ObjectStorage:
             yield self._opened
         except FileNotFoundError:
             raise FileNotFoundError(f"{self._uri}/{path} does not exist") from None
-        except (UnsafeObjectError, AlreadyExistsError, PreconditionError, NotSupportedError):
+        except (UnsafeObjectError, FileExistsError, NotSupportedError):
             raise
         except Exception as error:  # noqa: BLE001 (the client's errors have no common class)
             message = f"{self._uri}/{path}: {first_line(error, self._options)}"

@@ -1,7 +1,7 @@
 """Read, write, list and delete objects below a table's root, on a disk or in an object store.
 
-Object stores use the same storage options as the table's log. No write is conditional, except the
-probe of `creates_once`: an object that must not be overwritten gets a unique name from its writer.
+Object stores use the same storage options as the table's log. No write is conditional, except
+`create_new`: other objects that must not be overwritten get unique names from their writers.
 """
 
 from __future__ import annotations
@@ -66,11 +66,18 @@ class Storage(Protocol):
             durable: Whether it must outlast a power failure. False saves a wait for the disk.
         """
 
+    def create_new(self, path: str, data: bytes) -> None:
+        """Create an object that does not exist, atomically. Its folder exists.
+
+        Raises:
+            OSError: It exists, or the outcome is not known.
+        """
+
     def size(self, path: str) -> int | None:
         """The object's size in bytes; None if it does not exist or is not a regular file."""
 
     def list(
-        self, folder: str, limit: int | None = None, *, partial: bool = False
+        self, folder: str, limit: int | None = None, *, partial: bool = False, after: str = ""
     ) -> list[StoredObject]:
         """List the objects below a folder at any depth, sorted by path.
 
@@ -80,13 +87,14 @@ class Storage(Protocol):
             folder: Path of the folder.
             limit: Most objects to return; which ones is not defined.
             partial: Include objects that are being written, or that a killed process was writing.
+            after: Only objects whose paths are sorted after this one.
         """
 
     def map(self, call: Callable[[_Item], _Result], items: Sequence[_Item]) -> Sequence[_Result]:
         """Call a function with each item; at the same time, if the store is on a network."""
 
-    def delete(self, path: str) -> None:
-        """Remove the object, if it exists."""
+    def delete(self, *paths: str) -> None:
+        """Remove the objects that exist, on a network with as few requests as possible."""
 
     def creates_once(self) -> bool:
         """Find out whether the store refuses to create an object that exists.
