@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline import AccessDeniedError, SettingsError, StreamSelector
 from kcl_pipeline.cli.doctor.permissions import selection_findings
 from kcl_pipeline.pipeline.arguments import select_function
-from kcl_pipeline.status.findings import Finding, Level
+from kcl_pipeline.status.findings import Finding, FindingLevel
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.iam_world import (  # noqa: F401 (fixtures)
     Application,
@@ -64,7 +64,7 @@ def test_a_missing_permission_is_named(
         find()
     assert lacking[0].partition(":")[2] in str(failure.value)
     found: list[Finding] = list(selection_findings(find))
-    assert [one.level for one in found] == [Level.PROBLEM]
+    assert [one.level for one in found] == [FindingLevel.PROBLEM]
     assert f"allow {lacking[0]} in the IAM policy" in str(found[0])
 
 
