@@ -3,8 +3,9 @@
     python -m benchmarks.planner --json
 
 `balanced` is compared with KCL's variance strategy after 1, 10 and 60 rounds, and with LPT from
-scratch. The benchmark prints values and does not check them. Plan times are processor times, so
-that other load does not count; `plan_wall_ms_p99` is elapsed time.
+scratch. Then every strategy is timed, also where one worker holds all leases. The benchmark prints
+values and does not check them. Plan times are processor times, so that other load does not count;
+`plan_wall_ms_p99` is elapsed time.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner_cases import DISTRIBUTIONS, STARTS, carried_out, from_trace, lpt, make
+from benchmarks.planner_cases import (
+    DISTRIBUTIONS,
+    ONE_WORKER,
+    STARTS,
+    carried_out,
+    from_trace,
+    lpt,
+    make,
+)
 from benchmarks.planner_text import text_of
 from benchmarks.svg import line_chart
-from kcl_pipeline.planning.balanced.strategy import balanced
+from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.explain import explain, max_over_mean, worker_loads
 from kcl_pipeline.planning.model import PlanInput
+from kcl_pipeline.planning.strategies import balanced
 from verification.kcl_variance_exact import kcl_variance_exact
 from verification.planning.quality import quality_of
 
@@ -68,20 +78,30 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             scenarios.append(scenario(distribution, start, options, times))
             print(f"{distribution} {start} done", file=sys.stderr)
     cpu, wall = sorted(one for one, _ in times), sorted(one for _, one in times)
-    large = None
-    if options.large:
-        case = make("lognormal", "cold", 0, 100_000, 5_000)
-        begin = time.process_time()
-        balanced(case)
-        large = round(time.process_time() - begin, 3)
+    sizes = [(options.leases, options.workers), *([(100_000, 5_000)] if options.large else [])]
     return {
         "scenarios": scenarios,
         "plan_ms_p50": round(statistics.median(cpu), 1),
         "plan_ms_p99": round(p99(cpu), 1),
         "plan_wall_ms_p99": round(p99(wall), 1),
-        "plan_100k_5k_s": large,
+        "strategies": [row for size in sizes for row in strategy_times(*size)],
         "kcl_seeds": min(options.kcl_seeds, options.seeds),
     }
+
+
+def strategy_times(leases: int, workers: int) -> list[dict[str, Any]]:
+    """Time one plan of each strategy, for each start, with lognormal loads."""
+    rows = []
+    for name in ("balanced", "worker_utilization_aware", "lease_count_based", "kcl_variance"):
+        milliseconds = {}
+        for start in (*STARTS, ONE_WORKER):
+            case = make("lognormal", start, 0, leases, workers)
+            begin = time.process_time()
+            strategies.get(name)(case)
+            milliseconds[start] = round((time.process_time() - begin) * 1_000, 1)
+        print(f"{name} {leases} x {workers} done", file=sys.stderr)
+        rows.append({"name": name, "leases": leases, "workers": workers, "ms": milliseconds})
+    return rows
 
 
 def p99(ordered: list[float]) -> float:
@@ -264,10 +284,14 @@ def table(result: dict[str, Any]) -> str:
             f"{one['name']:26}{one['max_over_mean']:>9.4f}{one['moves']:>8.0f}"
             f"{one['lower_bound']:>8.0f}{one['moves_over_lower_bound']:>7.3f}{peers}"
         )
-    lines.append(
-        f"plan: p50 {result['plan_ms_p50']} ms, p99 {result['plan_ms_p99']} ms; 100k x 5k: "
-        f"{result['plan_100k_5k_s']} s"
-    )
+    lines.append(f"plan: p50 {result['plan_ms_p50']} ms, p99 {result['plan_ms_p99']} ms")
+    starts = (*STARTS, ONE_WORKER)
+    lines.append(f"{'strategy, ms of one plan':44}" + "".join(f"{s:>15}" for s in starts))
+    lines += [
+        f"{row['name']:26}{row['leases']:>9} x {row['workers']:<6}"
+        + "".join(f"{row['ms'][start]:>15.0f}" for start in starts)
+        for row in result["strategies"]
+    ]
     return "\n".join(lines)
 
 

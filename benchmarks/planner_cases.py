@@ -20,6 +20,7 @@ SHARD_KBPS = 1_000.0
 """What a shard takes at most: no lease is heavier."""
 STARTS = ("cold", "more_workers", "fewer_workers", "drift")
 DISTRIBUTIONS = ("lognormal", "zipf")
+ONE_WORKER = "one_worker"
 GROUPS = 3
 _DRIFT_SIGMA = 0.35
 
@@ -61,7 +62,8 @@ def make(
 ) -> PlanInput:
     """Build one case.
 
-    In `cold`, each worker has the same number of leases, regardless of load. The other cases start
+    In `cold`, each worker has the same number of leases, regardless of load. In `one_worker`, the
+    first one has all. The other cases start
     balanced (LPT). Then a tenth of the workers is added or dies, or the loads change by a lognormal
     factor with sigma 0.35.
     """
@@ -75,6 +77,8 @@ def make(
         owner = [0] * leases
         for position, i in enumerate(order):
             owner[i] = position % workers
+    elif start == ONE_WORKER:
+        owner = [0] * leases
     else:
         owner = [*lpt(loads, workers)]
     if start == "more_workers":

@@ -229,8 +229,8 @@ def contestants() -> dict[str, Callable[[PlanInput], Plan]]:
     rng = random.Random(1)
     return {
         "balanced": strategies.get("balanced"),
-        "worker_utilization_aware": strategies.get("worker_utilization_aware"),
         "lease_count_based": strategies.get("lease_count_based"),
+        "kcl_variance": strategies.get("kcl_variance"),
         "kcl_variance_exact": lambda case: kcl_variance_exact(case, rng),
     }
 

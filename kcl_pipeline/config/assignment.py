@@ -15,8 +15,8 @@ class AssignmentSettings(StrictSettings):
     lease_assignment_strategy: str = Field(
         "balanced",
         min_length=1,
-        description="balanced, worker_utilization_aware (KCL's default), lease_count_based, "
-        "or a registered strategy",
+        description="balanced or worker_utilization_aware (load is measured), lease_count_based "
+        "(every lease weighs the same), kcl_variance, or a registered strategy",
     )
     lease_assignment_interval_millis: int | None = Field(
         None, ge=10, description="None: twice the failover time"
@@ -35,12 +35,11 @@ class AssignmentSettings(StrictSettings):
         60,
         ge=1,
         le=100,
-        description="worker_utilization_aware: share of the excess of a worker that one plan moves",
+        description="kcl_variance: share of the excess of a worker that one plan moves",
     )
     allow_throughput_overshoot: bool = Field(
         True,
-        description="worker_utilization_aware: move one lease also if it has more throughput than "
-        "the excess",
+        description="kcl_variance: move one lease also if it has more throughput than the excess",
     )
     variance_balancing_frequency: int = Field(
         3,
@@ -57,9 +56,6 @@ class AssignmentSettings(StrictSettings):
         description="balanced: a worker is relieved down to this far above its fair share. "
         "At most the threshold",
     )
-    group_threshold_percentage: float = Field(
-        5.0, ge=0, le=100, description="balanced: a group this far above its fair share is relieved"
-    )
     dead_band_kbps: float = Field(
         1.0, ge=0, description="balanced: an excess of throughput below this moves no lease"
     )
@@ -69,17 +65,10 @@ class AssignmentSettings(StrictSettings):
         le=100,
         description="balanced: an excess of CPU below this many points moves no lease",
     )
-    min_benefit_per_move: float = Field(
-        0.0005,
-        ge=0,
-        description="balanced: smallest average reduction of excess by a move, in fair shares of "
-        "a worker",
-    )
     cool_down_seconds: float = Field(
         120.0,
         ge=0,
-        description="balanced, worker_utilization_aware: a lease that moved does not move again "
-        "for this time, unless its owner stops",
+        description="A lease that moved does not move again for this time, unless its owner stops",
     )
     churn_budget_percentage: float = Field(
         100.0, ge=0, le=100, description="balanced: largest share of leases that one plan moves"

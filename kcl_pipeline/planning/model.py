@@ -62,18 +62,15 @@ class WorkerState:
 class PlanLimits:
     """The settings that planning needs, in the units of `config.AssignmentSettings`.
 
-    Only the strategy `balanced` reads the fields after `balance`. One exception is
-    `cool_down_seconds`: `worker_utilization_aware` reads it too.
+    `kcl_variance` reads none of the fields after `balance`, except `cool_down_seconds`.
 
     Attributes:
-        re_balance_threshold_percentage: `balanced` starts to balance when a worker is more than
-            this above its fair share.
-        balance_target_percentage: Excess over the fair share at which `balanced` stops.
-        group_threshold_percentage: The threshold of a group instead of a worker.
+        re_balance_threshold_percentage: Balancing starts when a worker is more than this above its
+            fair share.
+        balance_target_percentage: Excess over the fair share at which balancing stops.
         dead_band_kbps: A worker keeps its leases while its excess is below this and below
             `dead_band_cpu_percentage`.
         dead_band_cpu_percentage: In percentage points.
-        min_benefit_per_move: Relieved excess in fair shares, averaged over the moves for balance.
         cool_down_seconds: Minimum time between two moves of a lease. It does not apply to a lease
             without a living owner.
         churn_budget_percentage: Share of all leases that one plan may move. It does not apply to a
@@ -89,10 +86,8 @@ class PlanLimits:
     balance: bool = True
     """False: only leases without an owner are assigned. No lease moves for balance."""
     balance_target_percentage: float = 5.0
-    group_threshold_percentage: float = 5.0
     dead_band_kbps: float = 1.0
     dead_band_cpu_percentage: float = 5.0
-    min_benefit_per_move: float = 0.0005
     cool_down_seconds: float = 120.0
     churn_budget_percentage: float = 100.0
     fresh_lease_quantile: float = 0.75

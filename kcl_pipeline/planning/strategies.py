@@ -5,15 +5,31 @@ from __future__ import annotations
 from typing import Final
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.planning.balanced.strategy import balanced
-from kcl_pipeline.planning.kcl.lease_count import lease_count_based
-from kcl_pipeline.planning.kcl.variance import worker_utilization_aware
-from kcl_pipeline.planning.model import Strategy
+from kcl_pipeline.planning.balanced.strategy import plan_balanced
+from kcl_pipeline.planning.kcl.variance import kcl_variance
+from kcl_pipeline.planning.model import Plan, PlanInput, Strategy
+
+
+def balanced(given: PlanInput) -> Plan:
+    """Balance throughput and CPU (`docs/planning.md`)."""
+    return plan_balanced(given, "balanced")
+
+
+def worker_utilization_aware(given: PlanInput) -> Plan:
+    """Do the same under the name of KCL's strategy that measures load."""
+    return plan_balanced(given, "worker_utilization_aware")
+
+
+def lease_count_based(given: PlanInput) -> Plan:
+    """Do the same with a load of 1 for every unfinished lease."""
+    return plan_balanced(given, "lease_count_based", measured=False)
+
 
 _REGISTRY: Final[dict[str, Strategy]] = {
     "balanced": balanced,
     "worker_utilization_aware": worker_utilization_aware,
     "lease_count_based": lease_count_based,
+    "kcl_variance": kcl_variance,
 }
 
 

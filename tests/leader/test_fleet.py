@@ -190,7 +190,7 @@ def replace_leader(world, name, **options):
     return world.leader(name, **options)
 
 
-@pytest.mark.parametrize("strategy", ["lease_count_based", "worker_utilization_aware", "balanced"])
+@pytest.mark.parametrize("strategy", ["lease_count_based", "kcl_variance", "balanced"])
 @pytest.mark.parametrize("successor", ["dagster/sensor", "a"])
 def test_a_new_leader_places_free_leases_on_the_living_at_once(strategy, successor):
     """Seeds 7002910, 9003150 and 9007265: two dead workers got a free lease one after the other."""
@@ -375,7 +375,7 @@ def test_rows_of_workers_long_gone_are_deleted_although_leaders_change():
 
 
 def test_the_utilization_strategy_runs_the_same_fleet():
-    world = World(shards=9, assignment={"lease_assignment_strategy": "worker_utilization_aware"})
+    world = World(shards=9, assignment={"lease_assignment_strategy": "kcl_variance"})
     settled(world, "a", "b")
     world.join("c")
     world.run_until(lambda: [len(v) for v in world.held().values()] == [3, 3, 3], limit=300)

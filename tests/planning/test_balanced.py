@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_pipeline.planning import strategies
-from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, PlanLimits, WorkerState
+from kcl_pipeline.planning.strategies import balanced
 
 
 def fleet(count: int, groups: int = 1) -> tuple[WorkerState, ...]:
@@ -154,7 +154,7 @@ def test_inside_the_dead_band_nothing_moves() -> None:
     assert max_over_mean(after(eager, balanced(eager))) <= 1.05
 
 
-def test_near_zero_traffic_moves_nothing_but_feeds_a_worker_without_leases() -> None:
+def test_near_zero_traffic_moves_nothing_until_a_worker_has_no_leases() -> None:
     rng = random.Random(1)
     crew = fleet(10)
     owners = [f"w{0 if i < 40 else i % 10:04}" for i in range(100)]
@@ -164,9 +164,10 @@ def test_near_zero_traffic_moves_nothing_but_feeds_a_worker_without_leases() -> 
     )
     assert balanced(case).moves == ()
     wider = replace(case, workers=fleet(11))
-    moves = balanced(wider).moves
-    assert {move.to_worker for move in moves} == {"w0010"}
-    assert 1 <= len(moves) <= 10
+    done = after(wider, balanced(wider))
+    counts = Counter(lease.owner for lease in done.leases)
+    assert (min(counts.values()), max(counts.values())) in ((9, 10), (8, 10)), "in one plan"
+    assert balanced(done).moves == ()
 
 
 def test_without_any_sample_counts_are_balanced() -> None:

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from benchmarks.planner_text import text_of
-from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, WorkerState
+from kcl_pipeline.planning.strategies import balanced
 from verification.planning.quality import quality_of
 
 

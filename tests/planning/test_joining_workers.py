@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
+from kcl_pipeline.planning.strategies import balanced
 from tests.planning.test_balanced import after, fleet
 
 
@@ -66,7 +66,6 @@ def test_the_cpu_of_a_starting_process_keeps_no_leases_from_it() -> None:
 
 @pytest.mark.parametrize("number", [4, 20])
 def test_idle_leases_without_an_owner_are_spread_by_unfinished_leases(number: int) -> None:
-    """Four leases are placed by the exact search, twenty by the heuristic."""
     finished = tuple(LeaseState(f"e{i}", "w0000", ended=True) for i in range(number))
     waiting = tuple(LeaseState(f"s{i}", None, 0.0) for i in range(number))
     busy = tuple(LeaseState(f"b{i}", f"w000{i}", 100.0) for i in range(2))

@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
 
-LOADED = ("balanced", "lease_count_based", "worker_utilization_aware")
+LOADED = ("balanced", "lease_count_based", "kcl_variance")
 
 
 def after_calls(calls: int) -> Callable[[], bool]:

@@ -14,7 +14,7 @@ def test_heavy_leases_leave_the_hot_worker_by_the_dampened_amount():
         WorkerState("w00", metrics={"C": 90.0}, limits={"C": 100.0}),
         WorkerState("w01", metrics={"C": 10.0}, limits={"C": 100.0}),
     ]
-    made = plan("worker_utilization_aware", leases, workers)
+    made = plan("kcl_variance", leases, workers)
     # To take: 1000 × (90 − 50)/90 × 0.6 = 267 KiB/s, hence two of 100; each adds 50 × 100/550 = 9
     # points to the target, which stays below the mean.
     assert [(m.from_worker, m.to_worker) for m in made.moves] == [("w00", "w01")] * 2
@@ -37,17 +37,17 @@ def test_a_lease_that_fits_nobody_does_not_cost_its_target_the_next_one():
     ]
     # To take: 1300 × 20/90 × 0.6 = 173. The big one would raise w01 by 70 × 150/500 = 21 points
     # over the mean of 70; the small one by 2.8.
-    assert [
-        (m.lease_key, m.to_worker) for m in plan("worker_utilization_aware", leases, workers).moves
-    ] == [("small", "w01")]
+    assert [(m.lease_key, m.to_worker) for m in plan("kcl_variance", leases, workers).moves] == [
+        ("small", "w01")
+    ]
 
 
 def test_within_the_threshold_nothing_moves():
     leases = [LeaseState(f"s{i}", f"w{i % 2:02}", 10.0 + i) for i in range(8)]
     workers = [WorkerState("w00", metrics={"C": 52.0}), WorkerState("w01", metrics={"C": 48.0})]
-    assert plan("worker_utilization_aware", leases, workers).moves == ()
+    assert plan("kcl_variance", leases, workers).moves == ()
     noise = [WorkerState("w00", metrics={"C": 0.2}), WorkerState("w01", metrics={"C": 1.9})]
-    assert plan("worker_utilization_aware", leases, noise).moves == ()
+    assert plan("kcl_variance", leases, noise).moves == ()
 
 
 def test_a_lease_that_moved_lately_stays_unless_its_worker_is_above_its_range():
@@ -61,9 +61,9 @@ def test_a_lease_that_moved_lately_stays_unless_its_worker_is_above_its_range():
         ]
         for limit in (80.0, 100.0)
     )
-    assert plan("worker_utilization_aware", leases, calm).moves == ()
-    assert plan("worker_utilization_aware", leases, calm, cool_down_seconds=119.0).moves
-    assert plan("worker_utilization_aware", leases, hot).moves
+    assert plan("kcl_variance", leases, calm).moves == ()
+    assert plan("kcl_variance", leases, calm, cool_down_seconds=119.0).moves
+    assert plan("kcl_variance", leases, hot).moves
 
 
 def test_above_its_operating_range_a_worker_gives_even_when_the_fleet_is_even():
@@ -72,7 +72,7 @@ def test_above_its_operating_range_a_worker_gives_even_when_the_fleet_is_even():
         WorkerState("w00", metrics={"C": 60.0}, limits={"C": 50.0}),
         WorkerState("w01", metrics={"C": 50.0}, limits={"C": 100.0}),
     ]
-    made = plan("worker_utilization_aware", leases, workers)
+    made = plan("kcl_variance", leases, workers)
     assert {m.from_worker for m in made.moves} <= {"w00"}
 
 
@@ -86,11 +86,8 @@ def test_overshoot_is_a_setting():
         WorkerState("w00", metrics={"C": 60.0}, limits={"C": 100.0}),
         WorkerState("w01", metrics={"C": 40.0}, limits={"C": 100.0}),
     ]
-    assert [m.lease_key for m in plan("worker_utilization_aware", leases, workers).moves] == ["b"]
-    assert (
-        plan("worker_utilization_aware", leases, workers, allow_throughput_overshoot=False).moves
-        == ()
-    )
+    assert [m.lease_key for m in plan("kcl_variance", leases, workers).moves] == ["b"]
+    assert plan("kcl_variance", leases, workers, allow_throughput_overshoot=False).moves == ()
 
 
 def test_the_last_lease_is_not_taken_for_balance():
@@ -103,7 +100,7 @@ def test_the_last_lease_is_not_taken_for_balance():
         WorkerState("w00", metrics={"C": 80.0}, limits={"C": 100.0}),
         WorkerState("w01", metrics={"C": 5.0}, limits={"C": 100.0}),
     ]
-    assert plan("worker_utilization_aware", leases, workers).moves == ()
+    assert plan("kcl_variance", leases, workers).moves == ()
 
 
 def test_counting_is_even_and_finished_leases_do_not_count():
@@ -114,15 +111,6 @@ def test_counting_is_even_and_finished_leases_do_not_count():
     made = plan("lease_count_based", leases, members)
     assert sorted(counts(after(leases, made.moves), members)) == [2, 2, 3]
     assert not any(m.lease_key.startswith("e") for m in made.moves)
-
-
-def test_leases_that_have_rested_longest_move_first():
-    leases = [
-        LeaseState("a", "w00", seconds_since_move=5.0),
-        LeaseState("b", "w00", seconds_since_move=500.0),
-        LeaseState("c", "w00", seconds_since_move=50.0),
-    ]
-    assert [m.lease_key for m in plan("lease_count_based", leases, fleet(2)).moves] == ["b"]
 
 
 def test_an_immovable_lease_stays_and_others_go_in_its_place():

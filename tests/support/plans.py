@@ -8,7 +8,7 @@ from dataclasses import replace
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.model import Plan, PlanInput, PlanLimits, WorkerState
 
-NAMES = ("worker_utilization_aware", "lease_count_based")
+NAMES = ("worker_utilization_aware", "lease_count_based", "kcl_variance")
 
 
 def plan(name, leases, workers, **limits) -> Plan:

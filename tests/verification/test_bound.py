@@ -8,9 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcl_pipeline.planning.balanced.problem import Problem, build
-from kcl_pipeline.planning.balanced.score import heavy_for_all
-from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
+from kcl_pipeline.planning.balanced.problem import OVERSIZED_SLACK, Problem, build
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
 from verification.planning.bound import moves_lower_bound
 
@@ -114,7 +112,7 @@ def problems_with_oversized(draw: st.DrawFn) -> tuple[Problem, list[int]]:
         )
     )
     assert problem is not None
-    return problem, sorted(heavy_for_all(problem))
+    return problem, problem.oversized
 
 
 @settings(max_examples=200, deadline=None)

@@ -47,8 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
-from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
+from kcl_pipeline.planning.balanced.problem import EPSILON, OVERSIZED_SLACK, Problem
 
 _PRICES = tuple(step / 4 for step in range(1, 13))
 _THRESHOLD_PARTS = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)

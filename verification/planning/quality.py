@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kcl_pipeline.planning.balanced.problem import EPSILON, build
-from kcl_pipeline.planning.balanced.score import heavy_for_all
-from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
+from kcl_pipeline.planning.balanced.problem import EPSILON, OVERSIZED_SLACK, build
 from kcl_pipeline.planning.explain import max_over_mean, owners_after
 from kcl_pipeline.planning.model import Plan, PlanInput
 from verification.planning.bound import moves_lower_bound
@@ -62,9 +60,7 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
     index = {worker.worker_id: w for w, worker in enumerate(problem.workers)}
     owners = owners_after(plan_input, plan)
     owner = [index.get(owners[lease.lease_key] or "", -1) for lease in problem.leases]
-    oversized = heavy_for_all(problem)
-    if len(oversized) >= len(problem.workers):
-        oversized = set()
+    oversized = set(problem.oversized)
     used = problem.utilizations(problem.loads_of(owner))
     alone = {owner[i]: 0.0 for i in oversized if owner[i] >= 0}
     for i in oversized:
@@ -84,38 +80,10 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
         oversized, reached = set(), max([problem.target, *used])
     group_rest = None
     if 1 < len(problem.groups) < len(problem.workers):
-        group_rest = _group_utilizations(
-            problem_loads=problem.loads,
-            base=problem.base,
-            owner=owner,
-            group_of=problem.group_of,
-            group_capacities=problem.group_capacities,
-        )
+        group_rest = problem.group_utilizations(problem.loads_of(owner))
         group_rest = [
-            max(one, target) for one, target in zip(group_rest, problem.group_targets, strict=True)
+            max(used, target)
+            for used, target in zip(group_rest, problem.group_targets, strict=True)
         ]
     bound = moves_lower_bound(problem, reached, sorted(oversized), group_rest)
     return bound - sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i])
-
-
-def _group_utilizations(
-    *,
-    problem_loads: list[list[float]],
-    base: list[list[float]],
-    owner: list[int],
-    group_of: list[int],
-    group_capacities: list[list[float]],
-) -> list[float]:
-    worst = [0.0] * len(group_capacities[0])
-    for loads, idle, capacities in zip(problem_loads, base, group_capacities, strict=True):
-        total = [0.0] * len(capacities)
-        for w, load in enumerate(idle):
-            total[group_of[w]] += load
-        for i, w in enumerate(owner):
-            if w >= 0:
-                total[group_of[w]] += loads[i]
-        worst = [
-            max(one, load / capacity)
-            for one, load, capacity in zip(worst, total, capacities, strict=True)
-        ]
-    return worst

@@ -17,8 +17,8 @@ class Loads:
     """The loads of all leases.
 
     Attributes:
-        mode: "load", "count" (no lease has a sample) or "idle" (the traffic is negligible:
-            leases are counted).
+        mode: "load", "count" (leases are counted) or "idle" (they are counted, because the traffic
+            is negligible).
         resources: Names of the resources.
         loads: Per resource, the load of each lease in the given order.
         base: Per resource, the load of each worker that no lease explains.
@@ -32,6 +32,19 @@ class Loads:
     base: list[dict[str, float]]
     dead_bands: list[float]
     kbps: list[float]
+
+    def add(
+        self, resource: str, loads: list[float], base: dict[str, float], dead_band: float
+    ) -> None:
+        """Add a resource."""
+        self.resources.append(resource)
+        self.loads.append(loads)
+        self.base.append(base)
+        self.dead_bands.append(dead_band)
+
+    def is_balanced(self, resource: int) -> bool:
+        """Return whether a resource is balanced. Otherwise it only has hard limits."""
+        return self.mode == "load" or self.resources[resource] != THROUGHPUT
 
     def capacity(self, resource: int, worker: WorkerState) -> float:
         """Return the capacity of a worker. Only ratios between workers matter."""
@@ -52,9 +65,22 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def lease_loads(
-    leases: list[LeaseState], workers: list[WorkerState], limits: PlanLimits, takers: int
+    leases: list[LeaseState],
+    workers: list[WorkerState],
+    limits: PlanLimits,
+    takers: int,
+    *,
+    measured: bool,
 ) -> Loads:
-    """Return the loads of all leases. `takers`: number of workers that accept leases, 1 or more."""
+    """Return the loads of all leases.
+
+    Args:
+        leases: The leases.
+        workers: The living workers.
+        limits: The settings.
+        takers: Number of workers that accept leases, 1 or more.
+        measured: False: leases are counted, whatever their throughput.
+    """
     samples = [
         lease.throughput_kbps
         for lease in leases
@@ -69,27 +95,23 @@ def lease_loads(
         else _sane(lease.throughput_kbps)
         for lease in leases
     ]
-    measured = _cpu(leases, kbps, workers)
-    counts = [0.0 if lease.ended else 1.0 for lease in leases]
-    if not samples:
-        mode, first = "count", counts
+    if not (samples and measured):
+        mode = "count"
     elif _is_negligible(math.fsum(kbps) / takers, limits):
-        mode, first = "idle", counts
+        mode = "idle"
     else:
-        mode, first = "load", kbps
-    loads = Loads(
-        mode,
-        [COUNT if first is counts else THROUGHPUT],
-        [first],
-        [{}],
-        [limits.dead_band_kbps if mode == "load" else 0.0],
-        kbps,
-    )
-    if measured is not None and mode != "idle":
-        loads.resources.append(CPU)
-        loads.loads.append(measured[0])
-        loads.base.append(measured[1])
-        loads.dead_bands.append(limits.dead_band_cpu_percentage)
+        mode = "load"
+    loads = Loads(mode, [], [], [], [], kbps)
+    if mode != "load":
+        counts = [0.0 if lease.ended else 1.0 for lease in leases]
+        loads.add(COUNT, counts, {}, 0.0)
+    if mode == "load" or not math.isinf(
+        min(limits.max_throughput_per_host_kbps, limits.max_throughput_per_group_kbps)
+    ):
+        loads.add(THROUGHPUT, kbps, {}, limits.dead_band_kbps)
+    cpu = _cpu(leases, kbps, workers) if measured and mode != "idle" else None
+    if cpu is not None:
+        loads.add(CPU, *cpu, limits.dead_band_cpu_percentage)
     return loads
 
 

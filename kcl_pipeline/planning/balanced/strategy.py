@@ -1,321 +1,460 @@
-"""Plan the fewest moves to a fleet that is even within the dead-band (`docs/planning.md`).
+"""Plan few moves to a fleet that is even within a band (`docs/planning.md`).
 
-Objective, lexicographic: leases without an owner that could have one · hard caps · largest
-utilization of a worker, then of a worker that holds no lease too heavy for everybody, down to the
-dead-band · largest utilization of a group, down to its dead-band · leases moved, then bytes moved ·
-variance. Up to `EXACT_LEASES` by `EXACT_WORKERS` (`exact`) the assignment is optimal. For larger
-fleets the heuristic (`solve`) is close to optimal from level three on. This module decides whether
-leases move: dead-band with hysteresis, benefit per move, churn budget.
+1. *Place* leases without an owner, heaviest first, where the utilization is lowest afterwards.
+2. *Obey* the hard limits: who is above one gives away the lightest leases.
+3. *Spread oversized leases*: at most one per worker.
+4. *Empty* workers that have to give many leases: their heaviest ones are placed anew.
+5. *Shed*: a worker that is `e` above its limit has to give at least k leases, k counted heaviest
+   first. It gives the lightest lease of at least `e / k`, so that k - 1 suffice afterwards, to the
+   worker that has the least free capacity afterwards. The greatest `e / k` comes first, because
+   heavy leases need large free capacity. If no worker has enough, lighter leases go, or a
+   worker takes a heavy one and has to give lighter ones next.
+6. If some worker cannot be relieved, all limits rise a little, and step 5 is repeated. The heaviest
+   leases of a group that is still above its limit are placed anew.
+7. *Take back* what fits where it was, and give the others to the workers with most capacity free.
+
+The plan is a function of its input, without randomness. It is cut off by `PlanInput.stop` and by
+the churn budget, with the moves that it has then.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import heapq
+from bisect import bisect_left
+from collections import Counter
+from typing import Final
 
-from kcl_pipeline.planning.balanced import solve as balanced_solve
 from kcl_pipeline.planning.balanced.assignment import Assignment
-from kcl_pipeline.planning.balanced.exact import is_small
-from kcl_pipeline.planning.balanced.exact import solve as solve_exactly
-from kcl_pipeline.planning.balanced.place import place
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem, build
-from kcl_pipeline.planning.balanced.reasons import moves_of
-from kcl_pipeline.planning.balanced.score import score, violations
-from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK, Targets, compute
-from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.planning.model import Move, Plan, PlanInput
 
-NAME = "balanced"
-_STRETCHES = (1.01, 1.025, 1.05, 1.1, 1.2, 1.4, 1.8, 3.0, 10.0)
-_REFINEMENTS = 3
+_MANY: Final = 8
+"""A worker that has to give more leases than this gives its heaviest ones at once. None does so if
+the fleet is more even then.
+"""
+_STEP: Final = 1.02
+"""Factor by which limits rise while a worker cannot be relieved."""
+_CANDIDATES: Final = 4
+_RECEIVERS: Final = 64
+"""Leases and workers that are compared when no worker has enough capacity free."""
+_LIGHTER: Final = 0.7
+"""Only leases below this part of a lease's load are moved away for it, so that chains end."""
 
 
-def balanced(plan_input: PlanInput) -> Plan:
-    """Return the plan for this input. The order of leases and workers does not matter."""
-    problem = build(plan_input)
+def plan_balanced(given: PlanInput, name: str, *, measured: bool = True) -> Plan:
+    """Return the plan for this input.
+
+    Args:
+        given: The input.
+        name: Name of the strategy, in the plan.
+        measured: Whether loads are throughput and CPU. Otherwise leases are counted.
+    """
+    problem = build(given, measured=measured)
     if problem is None:
         waiting = sorted(
-            lease.lease_key for lease in plan_input.leases if lease.owner is None and lease.movable
+            lease.lease_key for lease in given.leases if lease.owner is None and lease.movable
         )
-        return Plan(NAME, (), tuple(waiting), ("no worker takes leases",))
-    calm = _placed_only(problem)
-    if not problem.limits.balance:
-        owner, why = calm, "this cycle places leases without an owner and does not balance"
-    elif problem.mode == "idle":
-        owner, why = (
-            _fill_empty(problem, calm),
-            "traffic is negligible: leases are counted; workers with few leases are given some",
-        )
-    else:
-        owner, why = _balance(problem, calm)
-        if owner == calm and problem.hysteresis > 0 and len(problem.loads) > 1:
-            owner = _fill_empty(problem, calm, most=1)
-            why += "; a worker without any lease is given one" if owner != calm else ""
-    spilled = tuple(
-        problem.leases[i].lease_key for i, w in enumerate(owner) if w < 0 and problem.free[i]
-    )
-    return Plan(NAME, moves_of(problem, owner), spilled, (why,))
+        return Plan(name, (), tuple(waiting), ("no worker takes leases",))
+    chosen, note = _choose(problem)
+    spilled = tuple(problem.leases[i].lease_key for i in chosen.unplaced())
+    return Plan(name, _moves(chosen), spilled, (note,))
 
 
-def _placed_only(problem: Problem) -> list[int]:
-    """Return the assignment in which only leases without an owner change."""
-    waiting = [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]]
-    if not waiting:
-        return list(problem.home)
-    targets = Targets(problem.target, [])
-    assignment = Assignment(problem, targets, targets.rest)
-    place(assignment, waiting)
-    only = replace(
-        problem, free=[free and w < 0 for free, w in zip(problem.free, problem.home, strict=True)]
-    )
-    return solve_exactly(only, assignment.owner) if is_small(only) else assignment.owner
-
-
-def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
+def _choose(problem: Problem) -> tuple[Assignment, str]:
     """Return the new assignment, and a sentence with the reason."""
-    targets = compute(problem)
-    best = _solve_small(problem, targets, calm) if is_small(problem) else None
-    if best is not None and score(problem, best).unplaced < score(problem, calm).unplaced:
-        return best, "other leases move so that one without an owner finds a worker"
-    reach = (
-        score(problem, best).peak_without_oversized * problem.target
-        if best is not None
-        else targets.rest
-    )
-    loaded = any(
-        w < 0 and problem.free[i] and any(loads[i] > 0 for loads in problem.loads)
-        for i, w in enumerate(problem.home)
-    )
-    patience = 0.0 if loaded else problem.hysteresis
-    now = _Stress(problem, targets, calm, reach)
-    broken = violations(problem, calm)
-    uneven = now.peak > reach + patience + EPSILON or now.misplaced_oversized
-    if best is not None:
-        uneven = _gain(problem, calm, best) > patience + EPSILON
-    if not (broken or uneven or now.group_is_over):
-        return (
-            calm,
-            (
-                f"the most loaded worker is at {now.total_peak:.3f} of its fair share; that is "
-                f"near enough to the {reach:.3f} in reach"
-            ),
-        )
-    chosen = best if best is not None else _solve(problem, targets, calm)
-    then = _Stress(problem, targets, chosen, reach)
-    extra = sum(1 for a, b in zip(chosen, calm, strict=True) if a != b)
-    worth = problem.limits.min_benefit_per_move * extra
-    if best is not None:
-        helps = _gain(problem, calm, best) >= worth
-    else:
-        gain = max(now.total_peak - then.total_peak, now.peak - then.peak)
-        helps = now.excess - then.excess >= worth and (loaded or gain >= problem.hysteresis / 2)
-    group_helps = (
-        now.group_is_over and now.group_peak - then.group_peak > (now.group_peak - 1.0) / 2
-    )
-    if not (helps or group_helps or violations(problem, chosen) < broken):
-        return (
-            calm,
-            (
-                f"the most loaded worker is at {now.total_peak:.3f} of its fair share, and no "
-                "move would help enough"
-            ),
-        )
-    budget = int(problem.limits.churn_budget_percentage / 100.0 * len(problem.leases))
-    if extra > budget:
-        return _within_budget(
-            problem, targets, calm, chosen, budget
-        ), f"the churn budget of {budget} moves is spent; the rest follows"
-    return (
-        chosen,
-        (
-            f"the most loaded worker goes from {now.total_peak:.3f} to {then.total_peak:.3f} of "
-            "its fair share"
-        ),
-    )
-
-
-def _gain(problem: Problem, calm: list[int], best: list[int]) -> float:
-    """Return by how much the exact solution reduces a peak, in utilization."""
-    here, there = score(problem, calm), score(problem, best)
-    return (
-        max(here.peak - there.peak, here.peak_without_oversized - there.peak_without_oversized)
-        * problem.target
-    )
-
-
-class _Stress:
-    """The unevenness of an assignment: utilizations, and load above `reach` in fair shares."""
-
-    def __init__(self, problem: Problem, targets: Targets, owner: list[int], reach: float) -> None:
-        load = problem.loads_of(owner)
-        used = problem.utilizations(load)
-        hosts: dict[int, float] = {}
-        for i in targets.oversized:
-            if (w := owner[i]) >= 0:
-                alone = max(
-                    loads[i] / caps[w]
-                    for loads, caps in zip(problem.loads, problem.capacities, strict=True)
-                )
-                hosts[w] = max(hosts.get(w, 0.0), (1 + OVERSIZED_SLACK) * alone - reach)
-        self.total_peak = max(used)
-        # For the host of an oversized lease, only the utilization above that lease alone counts.
-        self.peak = max(u - max(hosts.get(w, 0.0), 0.0) for w, u in enumerate(used))
-        self.misplaced_oversized = len(hosts) < len(targets.oversized)
-        self.excess = sum(
-            max(
-                0.0,
-                *(
-                    row[w] - reach * caps[w]
-                    for row, caps in zip(load, problem.capacities, strict=True)
-                ),
-            )
-            for w in range(len(used))
-        )
-        self.group_peak = 1.0
-        if len(problem.groups) > 1:
-            for row, caps in zip(load, problem.group_capacities, strict=True):
-                by_group = [0.0] * len(problem.groups)
-                for w, g in enumerate(problem.group_of):
-                    by_group[g] += row[w]
-                self.group_peak = max(
-                    [
-                        self.group_peak,
-                        *(total / cap for total, cap in zip(by_group, caps, strict=True)),
-                    ]
-                )
-        self.group_is_over = (
-            self.group_peak > 1.0 + problem.limits.group_threshold_percentage / 100.0 + EPSILON
-            # Groups of one worker each need no balance of their own.
-            and 1 < len(problem.groups) < len(problem.workers)
-            and (not targets.oversized or is_small(problem))
-        )
-
-
-def _solve_small(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
-    start = _attempt(problem, targets, targets.rest)[0]
-    if (score(problem, calm)) < score(problem, start):
-        start = calm
-    return solve_exactly(problem, start)
-
-
-def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
-    """Run the heuristic at the target, or else at the lowest utilization that it reaches."""
-    best, done, peak = _attempt(problem, targets, targets.rest)
-    if done:
-        return best
-    rank = (_unplaced(problem, best), violations(problem, best), peak)
-    failed, reached = targets.rest, min(peak, _Stress(problem, targets, calm, targets.rest).peak)
-    for stretch in _STRETCHES:
-        rest = targets.rest * stretch
-        if rest >= reached or problem.stop():
-            break
-        owner, done, peak = _attempt(problem, targets, rest)
-        if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
-            best, rank = owner, candidate
-        if done:
-            reached = min(reached, rest)
-            break
-        failed = rest
-    for _ in range(_REFINEMENTS):
-        if problem.stop():
-            return best
-        middle = (failed + reached) / 2
-        owner, done, peak = _attempt(problem, targets, middle)
-        if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
-            best, rank = owner, candidate
-        failed, reached = (failed, middle) if done else (middle, reached)
-    # A run that aims exactly at the reached utilization needs fewer moves.
-    owner, _, peak = _attempt(problem, targets, rank[2] * (1 + EPSILON))
-    if (_unplaced(problem, owner), violations(problem, owner)) == rank[:2] and peak <= rank[2] * (
-        1 + 4 * EPSILON
+    rest = problem.reach
+    state = Assignment(problem, rest)
+    waiting = state.unplaced()
+    state.place(waiting)
+    if not problem.limits.balance:
+        return state, "this cycle places leases without an owner and does not balance"
+    note = f"the most loaded worker is at {state.peak:.3f} of its fair share"
+    if problem.mode != "load":
+        note = f"leases are counted; {note}"
+    if problem.mode == "idle":
+        note = f"traffic is negligible: {note}"
+    # A fleet with leases to place moves anyway; then it goes to the target at once.
+    is_moving = any(state.owner[i] >= 0 and state.sizes[i] > EPSILON for i in waiting)
+    patience = 0.0 if is_moving else problem.hysteresis
+    if not _is_uneven(state, rest, patience):
+        _feed(state)
+        return state, f"{note}, which is near enough to the {rest:.3f} in reach"
+    excess, group_excess = state.excess(), state.group_excess()
+    broken, unplaced = state.violations(), len(state.unplaced())
+    search = _Search(state)
+    search.run(_MANY)
+    if state.rest > rest and not search.is_cut_off:
+        again = _Search(Assignment(problem, rest))
+        again.state.place(waiting)
+        again.run(len(problem.leases))
+        search = min(search, again, key=_Search.rank)
+        state = search.state
+    peak = state.peak
+    state.set_rest(rest)
+    if (
+        excess - state.excess() > max(patience / 2, EPSILON)
+        or state.violations() < broken
+        or len(state.unplaced()) < unplaced
+        or group_excess - state.group_excess() > group_excess / 2 > EPSILON
     ):
-        moved, before = (
-            sum(1 for a, b in zip(one, problem.home, strict=True) if a != b)
-            for one in (owner, best)
-        )
-        best = owner if moved < before else best
-    return best
+        end = "; the plan was cut off" if search.is_cut_off else ""
+        return state, f"{note}, and goes to {peak:.3f}{end}"
+    state = Assignment(problem, rest)
+    state.place(waiting)
+    _feed(state)
+    return state, f"{note}, and no move would help enough"
 
 
-def _unplaced(problem: Problem, owner: list[int]) -> int:
-    return sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i])
+def _is_uneven(state: Assignment, rest: float, patience: float) -> bool:
+    problem = state.problem
+    if state.violations() or state.group_excess() > EPSILON:
+        return True
+    if problem.mode == "idle":
+        # Negligible traffic does not predict later traffic: only a worker with few leases counts.
+        return min(state.open) <= sum(state.open) // len(state.open) // 2 < max(state.open) - 1
+    if len({state.owner[i] for i in problem.oversized}) < len(problem.oversized):
+        return True
+    state.set_rest(rest + patience)
+    excess = state.excess()
+    state.set_rest(rest)
+    return excess > EPSILON
 
 
-def _attempt(problem: Problem, targets: Targets, rest: float) -> tuple[list[int], bool, float]:
-    """Run the heuristic once at utilization `rest`.
+def _feed(state: Assignment) -> None:
+    """Give one lease to every worker that has none, from those with the most.
 
-    Return the assignment, whether all limits hold, and the peak of workers without an oversized
-    lease.
+    An idle process may have the same CPU as one with leases, or the others may be within the band.
+    Such a worker would never get leases, and their cost on it would stay unknown.
     """
-    assignment = Assignment(problem, targets, rest)
-    place(assignment, [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]])
-    balanced_solve.obey(assignment)
-    balanced_solve.spread_oversized(assignment, targets)
-    balanced_solve.even_groups(assignment)
-    done = balanced_solve.shed(assignment)
-    balanced_solve.take_back(assignment)
-    balanced_solve.settle(assignment)
-    return assignment.owner, done, assignment.peak()
-
-
-def _within_budget(
-    problem: Problem, targets: Targets, calm: list[int], chosen: list[int], budget: int
-) -> list[int]:
-    """Return the assignment after as many moves as the budget allows, from the most loaded workers.
-
-    A move must not make its destination more loaded than its source was.
-    """
-    assignment = Assignment(replace(problem, home=calm), targets, targets.rest)
-    wanted = [i for i, (a, b) in enumerate(zip(calm, chosen, strict=True)) if a != b and a >= 0]
-    while budget > 0 and wanted:
-        wanted.sort(
-            key=lambda i: (-assignment.utilization(assignment.owner[i]), -assignment.sizes[i], i)
-        )
-        left: list[int] = []
-        for i in wanted:
-            before = assignment.utilization(assignment.owner[i])
-            after = max(
-                (assignment.load[r][chosen[i]] + assignment.loads[r][i])
-                / problem.capacities[r][chosen[i]]
-                for r in assignment.resources
-            )
-            if (
-                budget > 0
-                and assignment.fits_hard(i, chosen[i])
-                and after < max(before, targets.rest)
-            ):
-                assignment.move(i, chosen[i])
-                budget -= 1
-            else:
-                left.append(i)
-        if len(left) == len(wanted):
+    givers = [(-count, w) for w, count in enumerate(state.open) if state.held[0][w]]
+    heapq.heapify(givers)
+    for w in [w for w, count in enumerate(state.open) if not count]:
+        if not givers or givers[0][0] > -2:  # noqa: PLR2004 (the last lease stays)
             break
-        wanted = left
-    return assignment.owner
+        giver = givers[0][1]
+        _, lease = state.held[0][giver][0]
+        if state.is_allowed(lease, w):
+            state.move(lease, w)
+        if state.held[0][giver]:
+            heapq.heapreplace(givers, (-state.open[giver], giver))
+        else:
+            heapq.heappop(givers)
 
 
-def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> list[int]:
-    """Move the lightest leases of the workers with the most leases to workers with few.
+class _Search:
+    """The search for an assignment with few moves. It changes `state`."""
 
-    These are workers without leases, and without `most` also those with at most half of their
-    share. Each gets at most `most`. Finished leases do not count. Negligible traffic does not
-    predict later traffic. If CPU is balanced, an idle process may have the same CPU as one with
-    leases. A worker that joins such a fleet would never get leases, and their cost on it would stay
-    unknown.
+    def __init__(self, state: Assignment) -> None:
+        self.state = state
+        self.problem = state.problem
+        budget = self.problem.limits.churn_budget_percentage / 100.0 * len(state.owner)
+        self._left = int(budget)
+        self.is_cut_off = False
+        self._pushed: set[int] = set()
+
+    def run(self, many: int) -> None:
+        """Take all steps after the first one.
+
+        `many`: a worker that has to give more leases than this gives its heaviest ones at once.
+        """
+        self._obey()
+        self._spread_oversized()
+        self._empty(many)
+        self._relieve()
+        if uneven := self._of_uneven_groups():
+            self._place_anew(uneven)
+            self._relieve()
+        self._settle()
+
+    def _relieve(self) -> None:
+        """Relieve all workers; raise the limits of all while that is not possible."""
+        state = self.state
+        while not self._shed() and not self.is_cut_off:
+            workers = range(len(state.count))
+            stuck = max((state.utilization(w) for w in workers if state.over(w)[0] > 0), default=0)
+            if stuck <= state.rest:  # a hard limit, which does not rise
+                break
+            state.set_rest(min(state.rest * _STEP, stuck * (1 + 2 * EPSILON)))
+
+    def rank(self) -> tuple[int, int, float, int]:
+        """Return what makes one result better than another; smaller is better."""
+        state = self.state
+        moves = len(state.changed())
+        return len(state.unplaced()), state.violations(), round(state.rest, 3), moves
+
+    def _move(self, i: int, w: int) -> None:
+        self._left -= 1
+        self.state.move(i, w)
+
+    def _may_go_on(self) -> bool:
+        if self._left <= 0 or self.problem.stop():
+            self.is_cut_off = True
+        return not self.is_cut_off
+
+    def _obey(self) -> None:
+        """Bring workers and groups under their numbers of leases, if others have capacity."""
+        state, limits = self.state, self.problem.limits
+        for w, g in enumerate(self.problem.group_of):
+            for _, i in list(state.held[0][w]):
+                if (
+                    state.count[w] <= limits.max_leases_for_worker
+                    and state.group_count[g] <= limits.max_leases_for_group
+                ) or not self._may_go_on():
+                    break
+                taker = state.taker(i, loosest=True)
+                if taker >= 0:
+                    self._move(i, taker)
+
+    def _spread_oversized(self) -> None:
+        """Give each worker at most one oversized lease: the largest workers, the heavier first."""
+        state, problem = self.state, self.problem
+        hosts: set[int] = set()
+        for i in problem.oversized:
+            home = state.owner[i]
+            if home in hosts or home < 0 or problem.free[i]:
+                free = [
+                    w
+                    for w in range(len(state.count))
+                    if w not in hosts
+                    and (w == home or state.count[w] < problem.limits.max_leases_for_worker)
+                ]
+                if not free:
+                    continue
+                home = min(
+                    free,
+                    key=lambda w: (
+                        -min(row[w] for row in problem.capacities),
+                        w != home,
+                        state.load[0][w],
+                        w,
+                    ),
+                )
+                if home != state.owner[i] and problem.free[i] and self._may_go_on():
+                    self._move(i, home)
+            hosts.add(home)
+
+    def _empty(self, many: int) -> None:
+        """Place the heaviest leases anew of workers that give many."""
+        state = self.state
+        pool: set[int] = set()
+        for w in range(len(state.count)):
+            excess, r = state.over(w)
+            if excess > 0 and (k := leases_for(state.held[r][w], excess)) > many:
+                pool.update(i for _, i in state.held[r][w][-k:])
+        chosen = sorted(pool, key=lambda i: (-state.sizes[i], i))
+        self._place_anew(chosen)
+
+    def _place_anew(self, leases: list[int]) -> None:
+        if not leases or not self._may_go_on():
+            return
+        allowed = leases[: self._left]
+        self._left -= len(allowed) - 1
+        home = {i: self.state.owner[i] for i in allowed}
+        self.state.release(allowed)
+        self.state.place(allowed, self._may_go_on)
+        for i in self.state.unplaced():
+            if i in home:
+                self.state.move(i, home[i])
+
+    def _of_uneven_groups(self) -> list[int]:
+        state, problem = self.state, self.problem
+        leases: list[int] = []
+        for g in range(len(problem.groups)):
+            for r in state.resources:
+                excess = state.group_load[r][g] - state.group_limit[r][g]
+                if excess <= EPSILON:
+                    continue
+                heap = [
+                    (-state.load[r][w] / problem.capacities[r][w], w, list(state.held[r][w]))
+                    for w, group in enumerate(problem.group_of)
+                    if group == g and state.held[r][w]
+                ]
+                heapq.heapify(heap)
+                while excess > EPSILON and heap:
+                    used, w, held = heap[0]
+                    # The heaviest within the excess, or the lightest above it
+                    place = max(bisect_left(held, (excess + EPSILON, -1)) - 1, 0)
+                    load, i = held.pop(place)
+                    leases.append(i)
+                    excess -= load
+                    if held:
+                        entry = (used + load / problem.capacities[r][w], w, held)
+                        heapq.heapreplace(heap, entry)
+                    else:
+                        heapq.heappop(heap)
+        return list(dict.fromkeys(leases))
+
+    def _shed(self) -> bool:
+        """Relieve workers above their limits; return whether none is left."""
+        state = self.state
+        heap: list[tuple[float, int]] = []
+        pieces: dict[int, tuple[int, int]] = {}
+        for w in range(len(state.count)):
+            self._queue(heap, pieces, w)
+        stuck = False
+        while heap and self._may_go_on():
+            need, w = heapq.heappop(heap)
+            excess, r = state.over(w)
+            if excess <= 0:
+                continue
+            k = pieces[w][0]
+            if excess / k < -need - EPSILON:  # the entry is older than a move
+                self._queue(heap, pieces, w)
+            elif self._give(w, r, excess / k):
+                pieces[w] = (max(k - 1, 1), r)
+                self._queue(heap, pieces, w)
+            elif (pushed := self._push(w, r, excess, k)) >= 0:
+                pieces[w] = (max(k - 1, 1), r)
+                pieces.pop(pushed, None)
+                self._queue(heap, pieces, w)
+                self._queue(heap, pieces, pushed)
+            elif k < len(state.held[r][w]):
+                pieces[w] = (k + 1, r)
+                heapq.heappush(heap, (-excess / (k + 1), w))
+            else:
+                stuck = True
+        return not stuck
+
+    def _queue(
+        self, heap: list[tuple[float, int]], pieces: dict[int, tuple[int, int]], w: int
+    ) -> None:
+        """Queue a worker that is over its limit, by the load of the next lease that it gives."""
+        excess, r = self.state.over(w)
+        held = self.state.held[r][w]
+        if excess <= 0 or not held:
+            return
+        if w not in pieces or pieces[w][1] != r:
+            pieces[w] = (leases_for(held, excess), r)
+        heapq.heappush(heap, (-excess / pieces[w][0], w))
+
+    def _give(self, w: int, r: int, need: float) -> bool:
+        """Move the lightest lease of at least `need` that another worker can take."""
+        state, held = self.state, self.state.held[r][w]
+        first = bisect_left(held, (need - EPSILON, -1))
+        for _, i in held[first : first + _CANDIDATES]:
+            taker = state.taker(i)
+            if taker >= 0:
+                self._move(i, taker)
+                return True
+        return False
+
+    def _push(self, w: int, r: int, excess: float, pieces: int) -> int:
+        """Move a heavy lease to a worker that can free the capacity by moving lighter ones.
+
+        Only if this needs no more moves than moving leases that fit somewhere. Return the worker,
+        which is over its limit now, or -1.
+        """
+        state, problem = self.state, self.problem
+        held = state.held[r][w]
+        first = bisect_left(held, (excess / pieces - EPSILON, -1))
+        fitting = held[: bisect_left(held, (state.largest_slack(), len(state.owner)))]
+        most = len(state.owner)
+        if sum(load for load, _ in fitting) >= excess:
+            most = leases_for(fitting, excess) - pieces
+        best: tuple[int, float, int, int] | None = None
+        for load, i in held[first : first + _CANDIDATES]:
+            if i in self._pushed:
+                continue
+            for v in state.emptiest(_RECEIVERS):
+                if v == w or not (
+                    state.is_allowed(i, v) and state.fits_group(i, problem.group_of[v])
+                ):
+                    continue
+                missing, by = max(
+                    (problem.loads[q][i] - state.limit[q][v] + state.load[q][v], q)
+                    for q in state.resources
+                )
+                lighter = state.held[by][v]
+                lighter = lighter[: bisect_left(lighter, (_LIGHTER * load, -1))]
+                cost = leases_for(lighter, missing)
+                if cost <= most and sum(x for x, _ in lighter[-cost:]) >= missing:
+                    rank = (cost, missing / max(cost, 1), i, v)
+                    best = rank if best is None else min(best, rank)
+                    most = best[0]
+        if best is None:
+            return -1
+        self._pushed.add(best[2])
+        self._move(best[2], best[3])
+        return best[3]
+
+    def _settle(self) -> None:
+        """Take back unnecessary moves; then spread the others over the free capacity."""
+        state, home = self.state, self.problem.home
+        for i in sorted(state.changed(), key=lambda i: (state.sizes[i], i)):
+            if home[i] >= 0 and state.fits(i, home[i]):
+                state.move(i, home[i])
+        for i in sorted(state.changed(), key=lambda i: (-state.sizes[i], i)):
+            enough = state.slack(state.owner[i]) + state.sizes[i] + EPSILON
+            if i in self.problem.oversized or state.largest_slack() <= enough:
+                continue
+            w = state.taker(i, loosest=True)
+            if w >= 0 and w != home[i] and state.slack(w) > enough:
+                state.move(i, w)
+
+
+def leases_for(held: list[tuple[float, int]], excess: float) -> int:
+    """Return how many leases have this load at least, heaviest first; at most all."""
+    gone = 0.0
+    for k in range(len(held)):
+        gone += held[-1 - k][0]
+        if gone >= excess - EPSILON:
+            return k + 1
+    return len(held)
+
+
+def _moves(state: Assignment) -> tuple[Move, ...]:
+    """Return the moves: leases without a living owner first, then those of the most loaded workers.
+
+    The former are sorted by decreasing wait, the latter by decreasing load.
     """
-    assignment = Assignment(
-        replace(problem, home=calm), Targets(problem.target, []), problem.target
-    )
-    held = assignment.open
-    fair = min(max(sum(held) // len(held), 1), most or len(calm))
-    few = 0 if most is not None else fair // 2
-    for w in [w for w, count in enumerate(held) if count <= few]:
-        while held[w] < fair and not problem.stop():
-            giver = max(
-                range(len(held)), key=lambda v: (held[v] if assignment.held[0][v] else -1, -v)
+    problem = state.problem
+    load = problem.loads_of(problem.home)
+    before, after = problem.utilizations(load), problem.utilizations(state.load)
+    groups = problem.group_utilizations(load)
+    counts = Counter(problem.home)
+    moved = state.changed()
+    arriving = {state.owner[i] for i in moved}
+
+    def importance(i: int) -> tuple[float, ...]:
+        home, size = problem.home[i], state.sizes[i]
+        if home < 0:
+            return (0, -problem.leases[i].waited_seconds, -size, i)
+        return (1, -before[home], -size, i)
+
+    def reason(i: int) -> str:
+        lease, home, to = problem.leases[i], problem.home[i], state.owner[i]
+        taker = (
+            f"{problem.workers[to].worker_id} goes from {before[to]:.2f} to {after[to]:.2f} of its "
+            "fair share"
+        )
+        if home < 0:
+            why = f"its owner {lease.last_owner} expired" if lease.last_owner else "no owner"
+            seconds = f"{lease.waited_seconds:.0f} s"
+            waited = f" {seconds} ago" if lease.last_owner else f" for {seconds}"
+            return f"{why}{waited if lease.waited_seconds > 0 else ''}; {taker}"
+        giver, most = problem.workers[home].worker_id, problem.limits.max_leases_for_worker
+        g, to_g = problem.group_of[home], problem.group_of[to]
+        if counts[home] > most:
+            why = f"{giver} has {counts[home]} leases, more than max_leases_for_worker={most}"
+        elif not counts[to]:
+            why = f"{problem.workers[to].worker_id} had no lease, {giver} had {counts[home]}"
+        elif before[home] <= problem.target and home in arriving:
+            why = f"frees capacity of {giver} for another lease"
+        elif before[home] <= problem.target and g != to_g and groups[g] > groups[to_g]:
+            why = (
+                f"group {problem.groups[g]} is at {groups[g]:.2f} of its share, "
+                f"group {problem.groups[to_g]} at {groups[to_g]:.2f}"
             )
-            if held[giver] <= held[w] + 1 or not assignment.held[0][giver]:
-                break
-            lease = min((i for _, i in assignment.held[0][giver]), key=lambda i: problem.kbps[i])
-            if not assignment.fits_hard(lease, w):
-                break
-            assignment.move(lease, w)
-    return assignment.owner
+        else:
+            why = f"{giver} is at {before[home]:.2f} of its fair share"
+        return f"{why}; {taker}"
+
+    return tuple(
+        Move(
+            problem.leases[i].lease_key,
+            problem.leases[i].owner,
+            problem.workers[state.owner[i]].worker_id,
+            reason(i),
+        )
+        for i in sorted(moved, key=importance)
+    )

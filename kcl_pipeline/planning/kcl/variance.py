@@ -1,4 +1,4 @@
-"""Implement KCL's WORKER_UTILIZATION_AWARE strategy (protocol §5.5).
+"""Implement the algorithm of KCL's WORKER_UTILIZATION_AWARE strategy (protocol §5.5).
 
 As in KCL, the load of a worker is its metrics relative to the mean of all workers that report them,
 and a lease adds to it in proportion to its throughput. Three defects of KCL are not reproduced: the
@@ -8,8 +8,11 @@ after one lease does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
 
 from kcl_pipeline.planning.kcl.fleet import (
     Holder,
@@ -20,14 +23,16 @@ from kcl_pipeline.planning.kcl.fleet import (
 )
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput
 
-NAME = "worker_utilization_aware"
+NAME = "kcl_variance"
 _SHARE = "share of the load"
 _SHARE_LIMIT = 100.0
 _NOISE_PERCENT = 1.0
 _ROUNDING = 1e-9
+_TRIED = 32
+"""Number of the least utilized workers that are tried for a lease."""
 
 
-def worker_utilization_aware(given: PlanInput) -> Plan:
+def kcl_variance(given: PlanInput) -> Plan:
     """Assign leases without an owner to the least utilized workers.
 
     With `limits.balance`, leases of over-utilized workers move, too.
@@ -151,17 +156,25 @@ def _balance(fleet: _Fleet, placed: set[str]) -> list[Move]:
         if sum(s.take for s in sources) > sum(s.take for s in best):
             best = sources
     moves: list[Move] = []
+    ranked = sorted((fleet.rank(holder), holder) for holder in fleet.holders)
     for source in sorted(best, key=lambda s: (-s.take, s.holder.worker_id)):
         for lease in _candidates(fleet, source, placed):
             if fleet.stop():
                 return moves
-            others = (h for h in fleet.holders if h is not source.holder)
-            target = next(
-                (h for h in sorted(others, key=fleet.rank) if fleet.stays_average(lease, h)), None
+            entry = next(
+                (
+                    entry
+                    for entry in islice(ranked, _TRIED)
+                    if entry[1] is not source.holder and fleet.stays_average(lease, entry[1])
+                ),
+                None,
             )
-            if target is None:
+            if entry is None:
                 continue
+            target = entry[1]
+            ranked.remove(entry)
             fleet.give(lease, target, source.holder)
+            insort(ranked, (fleet.rank(target), target))
             reason = (
                 f"{source.metric} of {source.holder.worker_id} is {source.value:.1f}, "
                 f"the mean is {source.mean:.1f}"
@@ -240,25 +253,37 @@ def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseS
 def _start_idle_workers(fleet: _Fleet, moved: set[str]) -> list[Move]:
     """Move one lease to every worker without leases, unless its metrics are above the mean.
 
-    Utilization alone does not do this if the workers share a host: all report the same CPU.
+    It is the lightest one of a worker with the most leases. Utilization alone does not do this if
+    the workers share a host: all report the same CPU.
     """
     moves: list[Move] = []
-    for idle in sorted(
-        (h for h in fleet.holders if not h.live and _is_calm(fleet, h)), key=fleet.rank
-    ):
-        if fleet.stop():
+    idle = sorted((h for h in fleet.holders if not h.live and _is_calm(fleet, h)), key=fleet.rank)
+    givers = [((-h.live, h.worker_id), h, _lightest_first(fleet, h, moved)) for h in fleet.holders]
+    heapify(givers)
+    for holder in idle:
+        while givers and not givers[0][2]:
+            heappop(givers)
+        if not givers or givers[0][1].live <= 1 or fleet.stop():
             break
-        offer = _lightest_of_the_fullest(fleet, idle, moved | {m.lease_key for m in moves})
-        if offer is None:
+        _, source, leases = givers[0]
+        place = next((k for k, lease in enumerate(leases) if holder.fits(lease, fleet.limits)), -1)
+        if place < 0:
             continue
-        lease, source = offer
-        fleet.give(lease, idle, source)
-        moves.append(
-            Move(
-                lease.lease_key, source.worker_id, idle.worker_id, f"{idle.worker_id} holds nothing"
-            )
-        )
+        lease = leases.pop(place)
+        fleet.give(lease, holder, source)
+        heapreplace(givers, ((-source.live, source.worker_id), source, leases))
+        reason = f"{holder.worker_id} holds nothing"
+        moves.append(Move(lease.lease_key, source.worker_id, holder.worker_id, reason))
     return moves
+
+
+def _lightest_first(fleet: _Fleet, holder: Holder, moved: set[str]) -> list[LeaseState]:
+    movable = (
+        item
+        for key, item in holder.leases.items()
+        if item.movable and not item.ended and key not in moved
+    )
+    return sorted(movable, key=lambda item: (fleet.weights[item.lease_key], item.lease_key))
 
 
 def _is_calm(fleet: _Fleet, holder: Holder) -> bool:
@@ -266,21 +291,3 @@ def _is_calm(fleet: _Fleet, holder: Holder) -> bool:
         value <= fleet.means[metric] + fleet.band(metric) and value <= fleet.limit(holder, metric)
         for metric, value in fleet.values[holder.worker_id].items()
     )
-
-
-def _lightest_of_the_fullest(
-    fleet: _Fleet, idle: Holder, moved: Iterable[str]
-) -> tuple[LeaseState, Holder] | None:
-    taken = set(moved)
-    for source in sorted(fleet.holders, key=lambda h: (-h.live, h.worker_id)):
-        movable = [
-            item
-            for key, item in source.leases.items()
-            if item.movable and not item.ended and key not in taken
-        ]
-        fitting = [item for item in movable if idle.fits(item, fleet.limits)]
-        if source.live > 1 and fitting:
-            return min(
-                fitting, key=lambda item: (fleet.weights[item.lease_key], item.lease_key)
-            ), source
-    return None

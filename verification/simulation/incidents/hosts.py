@@ -15,7 +15,7 @@ from verification.simulation.environment.machines import Machine
 from verification.simulation.environment.scheduler import SimulatedClock
 from verification.simulation.world import World
 
-STRATEGIES: Final = ("balanced", "worker_utilization_aware", "lease_count_based")
+STRATEGIES: Final = ("balanced", "kcl_variance", "lease_count_based")
 SENSOR: Final = "sensor"
 FOREIGN_STREAM: Final = "foreign"
 FOREIGN_WORKERS: Final = 0.7
