@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from kcl_pipeline.arguments import check_texts
-from kcl_pipeline.orchestration.assets.checks.definitions import build_checks
+from kcl_pipeline.orchestration.assets.checks import build_checks
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.assets.maintenance import build_maintenance_job
 from kcl_pipeline.orchestration.assets.names import Names, output_key
@@ -95,7 +95,7 @@ def build_definitions(
     maintenance = build_maintenance_job(pipeline, names)
     return dg.Definitions(
         assets=[output, *stream_specs(names, options), fleet_spec(pipeline, names, options)],
-        asset_checks=build_checks(pipeline, names, options),
+        asset_checks=[build_checks(pipeline, names, options)],
         jobs=[job, *([maintenance] if maintenance else []), *build_operator_jobs(pipeline, names)],
         sensors=[build_leader_sensor(pipeline, names, options)],
         resources=build_resources(pipeline, names, aws or AwsResource(), spark),

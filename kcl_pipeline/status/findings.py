@@ -665,8 +665,8 @@ def _leader(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
     else:
         text = f"{printable(owner)} has not renewed the leader lock for {duration_text(absent)}"
     is_short = lock is not None and owner is not None and absent * 1000 < lock.lease_duration_millis
-    if observed is not None and observed.goes_on and absent <= limit:
-        level = FindingLevel.OK
+    if observed is not None and observed.goes_on:
+        level = FindingLevel.OK if absent <= limit else FindingLevel.PROBLEM
     elif is_short or not (snapshot.live or snapshot.unfinished):
         level = FindingLevel.WARNING
     else:

@@ -26,11 +26,8 @@ class CheckLimits:
     """`data_within_retention` fails with severity ERROR below this time. Default: 3 hours."""
     lag_error_seconds: float = 900.0
     """`lag_below_threshold` fails with severity ERROR above this lag. Default: 15 minutes."""
-    lag_trend_reports: int = 10
-    """`lag_not_growing` compares the older half of this number of output reports with the newer
-    half. 4 or more."""
     checkpoint_age_seconds: float = 900.0
-    """`checkpoints_advance` fails if the checkpoint of a shard has not changed for this time while
+    """`shards_moving` fails if the checkpoint of a shard has not changed for this time while
     its oldest unread record is at least as old. Default: 15 minutes."""
     leader_absent_seconds: float = 60.0
     """`leader_present` fails if nobody has led for this time."""
@@ -46,12 +43,9 @@ class CheckLimits:
             "leader_absent_seconds",
         ):
             check_number(name, getattr(self, name), _SECONDS, most=_MAX_SECONDS)
-        reports, letters = self.lag_trend_reports, self.dead_letters_per_hour
-        for name, value, unit, least, most in (
-            ("lag_trend_reports", reports, "a number of reports", 4, 1_000),
-            ("dead_letters_per_hour", letters, "a number of records", 0, 10**12),
-        ):
-            check_number(name, value, unit, least=least, most=most, whole=True)
+        letters = self.dead_letters_per_hour
+        name, unit = "dead_letters_per_hour", "a number of records"
+        check_number(name, letters, unit, least=0, most=10**12, whole=True)
         if self.retention_error_seconds > self.retention_warn_seconds:
             raise SettingsError(
                 f"retention_error_seconds={self.retention_error_seconds:g} is more than "

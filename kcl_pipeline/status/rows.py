@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -133,21 +133,34 @@ class OwnerChange:
 
 @dataclass(slots=True)
 class OwnerChanges:
-    """The last changes of owners, found by comparing the leases of successive snapshots."""
+    """The last changes of owners, found by comparing the leases of successive snapshots.
+
+    Attributes:
+        owners: The owners of the last snapshot. None: there was none.
+        changes: The last changes, newest first.
+        reasons: By lease key, why the leader moves it. Kept until the owner has changed.
+    """
 
     owners: dict[str, str | None] | None = None
     changes: list[OwnerChange] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def observe(
-        self, snapshot: Snapshot, reasons: dict[str, str] | None = None
+        self, snapshot: Snapshot, planned: Mapping[str, str] | None = None
     ) -> list[OwnerChange]:
-        """Add a snapshot. Returns the last changes, newest first; `reasons` are by lease key."""
+        """Add a snapshot. Returns the last changes, newest first.
+
+        Args:
+            snapshot: The state.
+            planned: By lease key, why the leader moves it.
+        """
+        self.reasons |= planned or {}
         owners = {lease.lease_key: lease.actual_owner for lease in snapshot.unfinished}
-        known = self.owners if self.owners is not None else owners
+        before = owners if self.owners is None else self.owners
         news = [
-            OwnerChange(snapshot.at, key, known.get(key), owner, (reasons or {}).get(key, ""))
+            OwnerChange(snapshot.at, key, before.get(key), owner, self.reasons.pop(key, ""))
             for key, owner in owners.items()
-            if known.get(key) != owner
+            if before.get(key) != owner
         ]
         self.owners, self.changes = owners, [*news, *self.changes][:MAX_MOVES]
         return self.changes

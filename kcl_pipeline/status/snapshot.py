@@ -16,6 +16,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS, AwsError
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.application.identity import ApplicationRecord
 from kcl_pipeline.leases.application.losses import Losses
 from kcl_pipeline.leases.application.recorded_stream import streams_to_read
 from kcl_pipeline.leases.lease.values import BadRow, Lease
@@ -262,16 +263,11 @@ def read_snapshot(
     control = read("the pause", tables.coordinator.read_control)
     losses = read("the record of losses", tables.coordinator.read_losses)
     record = read("the record of the application", tables.coordinator.read_application)
-    streams = streams_to_read(
-        settings.streams,
-        () if record is None else record.identity.streams,
-        is_multi_stream=settings.is_multi_stream,
-    )
     found = Snapshot(
         application=settings.application_name,
         at=clock.wall(),
         period_seconds=settings.worker.worker_metrics_reporter_freq_in_millis / 1000,
-        streams=streams,
+        streams=_streams(settings, record),
         leases=() if leases is None else _sorted(leases.leases),
         workers=() if workers is None else tuple(sorted(workers.workers, key=_worker_id)),
         bad_rows=tuple(row for one in (leases, workers) if one is not None for row in one.bad_rows),
@@ -281,6 +277,24 @@ def read_snapshot(
         failures=tuple(failures),
     )
     return found if kinesis is None else _with_streams(found, settings, kinesis)
+
+
+def all_streams(settings: ConsumerSettings, table: CoordinatorStateTable) -> tuple[str, ...]:
+    """Return names or ARNs: the streams of the settings and the other recorded ones.
+
+    Raises:
+        UnreadableRowError: The record cannot be read.
+        AwsError: The call failed.
+    """
+    return _streams(settings, table.read_application() if settings.is_multi_stream else None)
+
+
+def _streams(settings: ConsumerSettings, record: ApplicationRecord | None) -> tuple[str, ...]:
+    return streams_to_read(
+        settings.streams,
+        () if record is None else record.identity.streams,
+        is_multi_stream=settings.is_multi_stream,
+    )
 
 
 def _sorted(leases: Iterable[Lease]) -> tuple[Lease, ...]:

@@ -47,7 +47,7 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=key,
-                check_name="leases_renewed",
+                check_name="shards_moving",
                 passed=passed,
                 severity=dg.AssetCheckSeverity(severity),
                 description="2 leases wait",
@@ -59,15 +59,15 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         report(passed=True)
         assert tick() == []
         report(passed=False, severity="WARN")
-        assert tick() == ["orders/fleet:leases_renewed: WARN. 2 leases wait"]
+        assert tick() == ["orders/fleet:shards_moving: WARN. 2 leases wait"]
         assert tick() == []
         report(passed=False)
-        assert tick() == ["orders/fleet:leases_renewed: ERROR. 2 leases wait"]
+        assert tick() == ["orders/fleet:shards_moving: ERROR. 2 leases wait"]
         report(passed=True)
-        assert tick() == ["orders/fleet:leases_renewed: passed. 2 leases wait"]
+        assert tick() == ["orders/fleet:shards_moving: passed. 2 leases wait"]
         now = time.time()
         names["time"] = type("Later", (), {"time": staticmethod(lambda: now + 700)})
-        assert tick() == ["orders/fleet:leases_renewed: too old. Is the leader sensor on?"]
+        assert tick() == ["orders/fleet:shards_moving: too old. Is the leader sensor on?"]
 
 
 class Automation:
@@ -137,5 +137,5 @@ def test_an_asset_runs_beside_a_worker_when_a_check_of_the_fleet_fails(orders):
     with dg.DagsterInstance.ephemeral() as instance:
         automation = Automation(instance, defs, "fleet_report")
         for passed, fires in ((True, False), (False, True), (False, False), (True, False)):
-            automation.check(fleet, "leases_renewed", passed=passed)
+            automation.check(fleet, "shards_moving", passed=passed)
             assert automation.fires() is fires

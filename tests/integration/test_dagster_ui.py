@@ -79,7 +79,7 @@ def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks
     looker.wait_for("Latest materialization", "records", "rows", "table_version")
     looker.shoot("output")
     looker.open(f"{stage.page.url}/assets/orders/events?view=checks")
-    looker.wait_for("lag_below_threshold", "lag_not_growing", "no_new_dead_letters")
+    looker.wait_for("lag_below_threshold", "data_within_retention", "no_new_dead_letters")
     looker.click("lag_below_threshold")
     # A check that passes again is reported again after a minute. The first one may have seen a lag.
     texts = ("Passed", "0.0 s behind the end of the stream")
@@ -95,7 +95,7 @@ def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stag
     assert looker.cut_off() == {}
     looker.shoot("leases")
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=checks")
-    looker.wait_for("hash_ranges_covered", "leases_renewed")
+    looker.wait_for("shards_covered", "shards_moving")
     looker.shoot("lease-checks")
 
 

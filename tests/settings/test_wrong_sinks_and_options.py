@@ -116,7 +116,6 @@ def test_wrong_options_of_the_definitions(options, sentence):
 @pytest.mark.parametrize(
     ("limits", "sentence"),
     [
-        ({"lag_trend_reports": 3}, "lag_trend_reports=3 is too small. Write a number of reports,"),
         ({"leader_absent_seconds": "1m"}, "leader_absent_seconds='1m' is not a number."),
         ({"dead_letters_per_hour": 0.5}, "dead_letters_per_hour=0.5 is not a whole number."),
         ({"retention_seconds": 5}, "retention_seconds is not an argument of CheckLimits."),

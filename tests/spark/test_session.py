@@ -105,5 +105,5 @@ def test_a_user_id_without_a_name_is_refused_with_a_sentence(
         prepare_process()
     assert "\n" not in str(caught.value)
     found = check_java(needed=True, require=lambda: 21)
-    assert "the user id 12345" in found.text
+    assert "the user id 12345" in found.sentence
     assert "useradd" in found.advice

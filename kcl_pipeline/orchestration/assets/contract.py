@@ -154,7 +154,7 @@ class DagsterOptions:
         check_options("tags", self.tags, "{'domain': 'orders'}")
         limits: object = self.check_limits
         if not isinstance(limits, CheckLimits):
-            advice = "Write CheckLimits(lag_trend_reports=20), or leave it out"
+            advice = "Write CheckLimits(lag_error_seconds=600), or leave it out"
             raise wrong("check_limits", limits, "is not a CheckLimits", advice)
         check_number(
             "lag_threshold_seconds", self.lag_threshold_seconds, _SECONDS, most=_MAX_SECONDS

@@ -31,8 +31,7 @@ from kcl_pipeline.orchestration.assets.names import (
     worker_id_of,
 )
 from kcl_pipeline.orchestration.assets.runs.metadata import final_metadata
-from kcl_pipeline.orchestration.ops.hangs import HangReporter
-from kcl_pipeline.orchestration.ops.reporting import RunEvents, RunReporter
+from kcl_pipeline.orchestration.ops.reporting import RunEvents, RunReporter, hang_log
 from kcl_pipeline.orchestration.resources import SparkSource
 from kcl_pipeline.orchestration.resources.spark import open_session
 from kcl_pipeline.signals import stop_on_signals
@@ -124,11 +123,8 @@ def run_worker(
     )
     stop = clock.signal()
     events = RunEvents()
-    hangs = HangReporter(context, names, clock)
     period, is_continuous = options.progress_seconds, mode == CONTINUOUS
-    reporter = RunReporter(
-        context, names, events, stop, clock, pipeline, options, continuous=is_continuous
-    )
+    reporter = RunReporter(context, events, stop, clock, pipeline, continuous=is_continuous)
     with (
         stop_on_signals(stop) as signals,
         stop_when_orphaned(stop, clock, enabled=not in_run_process(context)),
@@ -139,7 +135,7 @@ def run_worker(
                 session_factory=signals.reinstalled_after(lambda: open_session(spark)),
                 clients=clients,
                 clock=clock,
-                events=fan_out(events, hangs),
+                events=fan_out(events, hang_log(context)),
                 stop=stop,
                 run_id=run_id,
                 leads=True,
@@ -158,7 +154,6 @@ def run_worker(
             _not_started(context, error, mode)
             return None
         finally:
-            hangs.finish()
             reporter.flush_events()
         return _end(context, names, summary, reporter, mode, interrupted=signals.received)
 

@@ -8,7 +8,7 @@ tick, and a tick that timed out keeps running while the next one starts.
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -31,24 +31,17 @@ from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.orchestration.assets.access import PipelineResources
-from kcl_pipeline.orchestration.assets.checks.definitions import all_streams
-from kcl_pipeline.orchestration.assets.checks.history import (
-    ReportPoint,
-    kept_seconds,
-    point_of,
-    recorded_points,
-)
-from kcl_pipeline.orchestration.assets.checks.worker_runs import running_workers, workers_running
+from kcl_pipeline.orchestration.assets.checks import dead_letters_last_hour, number_in
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.assets.names import REFUSED_TAG, VERSION_TAG, Names
 from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, active_runs, silence_limit_seconds
 from kcl_pipeline.orchestration.sensors.cycles import run_cycles
-from kcl_pipeline.orchestration.sensors.observe import TickState, observe_fleet
+from kcl_pipeline.orchestration.sensors.observe import TickState, observe_fleet, observe_outage
 from kcl_pipeline.orchestration.sensors.reports.application import (
     SHORTEST_GAP_SECONDS,
     asset_events,
-    check_events,
+    outage_events,
 )
 from kcl_pipeline.orchestration.sensors.reports.output import output_events
 from kcl_pipeline.orchestration.sensors.reports.streams import partition_requests
@@ -66,6 +59,8 @@ from kcl_pipeline.orchestration.sensors.scaling.reconcile import (
     find_mismatches,
 )
 from kcl_pipeline.orchestration.sensors.sentence import cursor_text, leading_text, runs_text
+from kcl_pipeline.status.findings import idle_text
+from kcl_pipeline.status.snapshot import all_streams
 
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
@@ -153,6 +148,9 @@ class LeaderTick:
 
     def _tick(self, context: dg.SensorEvaluationContext, state: TickState) -> dg.SensorResult:
         report, problem = self._lead(state, context.instance)
+        state.absence.observe(
+            led=report.led, owner=report.lock_owner, problem=problem, now=self._clock.monotonic()
+        )
         pause = self._pause(context, report, state)
         active = active_runs(context.instance, self._names.application, self._separator)
         done: tuple[str, ...] = ()
@@ -183,15 +181,15 @@ class LeaderTick:
             partitions = self._partitions(context, streams)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
-        events += self._leader_check(state, report, problem)
+            outage = observe_outage(self._settings, state, self._clock, report.lock_owner)
+            events = [
+                *outage_events(
+                    outage, self._names, self._options, state.cadence, self._clock.monotonic()
+                )
+            ]
         scaling = self._scale(context, state, active, pause)
         decision = scaling.decision
-        events += check_events(
-            workers_running(scaling.problems, running_workers(active)),
-            self._names.fleet,
-            state.cadence,
-            self._clock.monotonic(),
-        )
+        state.run_problems = scaling.problems
         if scaling.refused is not None:  # before the drain: the run then ends as a failure
             run_id, reason = scaling.refused
             context.instance.add_run_tags(run_id, {REFUSED_TAG: reason})
@@ -247,14 +245,6 @@ class LeaderTick:
             return CycleReport(led=False), str(error)
         return report, report.error
 
-    def _leader_check(
-        self, state: TickState, report: CycleReport, problem: str | None
-    ) -> list[Any]:
-        now, limit = self._clock.monotonic(), self._options.check_limits.leader_absent_seconds
-        state.absence.observe(led=report.led, owner=report.lock_owner, problem=problem, now=now)
-        check = state.absence.health(report.lock_owner, now, limit)
-        return check_events(check, self._names.fleet, state.cadence, now)
-
     def _pause(
         self, context: dg.SensorEvaluationContext, report: CycleReport, state: TickState
     ) -> Pause | None:
@@ -306,38 +296,41 @@ class LeaderTick:
             streams,
             clock=self._clock,
             instance=context.instance,
-            lag_threshold_seconds=self._options.lag_threshold_seconds,
         )
+        snapshot = view.snapshot
         output = output_events(
             state.totals,
             self._names.output,
-            view.workers,
+            snapshot.live,
             now=now,
-            wall_seconds=view.wall_seconds,
+            wall_seconds=snapshot.at,
             period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
             dead_letter_table=dead_letter_address(self._pipeline.sink),
-            unowned=[age for key, age in view.ages.items() if key in view.waits],
-            idle=view.idle,
+            unowned=[snapshot.unread.get(key, age) for key, age in snapshot.unowned.items()],
+            idle=idle_text(snapshot),
             runs=run_links(active) if active else None,
         )
-        state.open_shards = open_shards(view.leases)
-        state.load = Load.of(view.lag_millis, view.workers)
+        state.open_shards = open_shards(snapshot.leases)
+        lag = snapshot.lag_seconds
+        state.load = Load.of(None if lag is None else round(1000 * lag), snapshot.live)
         if output:
-            state.points = self._points(context.instance, output[0].metadata, view.wall_seconds)
-            view = replace(view, points=state.points)
+            recorded = dead_letters_last_hour(context.instance, self._names.output, snapshot.at)
+            latest = number_in(output[0].metadata, "dead_letters")
+            state.dead_letters = (recorded or 0) + round(latest or 0)
+            view = replace(view, snapshot=replace(snapshot, dead_letters=state.dead_letters))
         # The report of the output comes first: its checks follow the materialization.
         return [
             *output,
-            *asset_events(view, self._names, self._settings, self._options, state.cadence, now),
+            *asset_events(
+                view,
+                self._names,
+                self._settings,
+                self._options,
+                state.cadence,
+                now,
+                after_output=any(isinstance(one, dg.AssetMaterialization) for one in output),
+            ),
         ]
-
-    def _points(
-        self, instance: dg.DagsterInstance, metadata: Mapping[str, Any], wall_seconds: float
-    ) -> tuple[ReportPoint, ...]:
-        """The reports of the output that Dagster has recorded, and the one of this tick."""
-        kept = kept_seconds(self._options.check_limits, self._options.progress_seconds)
-        recorded = recorded_points(instance, self._names.output, wall_seconds - kept)
-        return (*recorded, point_of(metadata, wall_seconds))
 
     def _scale(
         self,

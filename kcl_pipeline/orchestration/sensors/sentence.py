@@ -14,10 +14,12 @@ from dagster import DagsterRunStatus
 
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
+from kcl_pipeline.orchestration.sensors.reports.tables import lease_text, move_text
 from kcl_pipeline.orchestration.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision
 from kcl_pipeline.text import counted
 
 TICK = "tick"
+SHOWN_MOVES = 3
 _KINDS = {
     DagsterRunStatus.STARTED: "run",
     DagsterRunStatus.QUEUED: "queued",
@@ -58,15 +60,27 @@ def leading_text(report: CycleReport, problem: str | None, since: LeaderSince) -
     """What the leader cycle did, or why it did not lead."""
     if not report.led:
         return f"did not lead: {problem or since.text()}"
-    moves = len(report.plan.moves) if report.plan else 0
     finished = sum(1 for lease in report.leases if lease.ended)
     text = (
         f"led: {counted(len(report.leases), 'lease')}"
         + (f" ({finished} finished)" if finished else "")
-        + f", {counted(len(report.workers), 'worker')}, {counted(moves, 'move')}, "
+        + f", {counted(len(report.workers), 'worker')}, {moves_text(report)}, "
         f"{report.seconds * 1000:.0f} ms"
     )
     return f"{text}; {problem}" if problem else text
+
+
+def moves_text(report: CycleReport) -> str:
+    """The moves of a cycle with their reasons: the first ones, and how many more there are."""
+    moves = () if report.plan is None else report.plan.moves
+    if not moves:
+        return "no move"
+    texts = [
+        f"{lease_text(one.lease_key)} {move_text(one.from_worker, one.to_worker)} ({one.reason})"
+        for one in moves[:SHOWN_MOVES]
+    ]
+    more = len(moves) - SHOWN_MOVES
+    return f"moved {'; '.join(texts)}" + (f" and {more} more" if more > 0 else "")
 
 
 def runs_text(

@@ -69,7 +69,7 @@ attributes:
   lag_threshold_seconds: 90
   scale_up_lag_seconds: null
   scale_up_cpu_percent: 70
-  check_limits: {lag_trend_reports: 12}
+  check_limits: {dead_letters_per_hour: 12}
 """
 
 
@@ -128,7 +128,7 @@ def test_all_attributes(project, monkeypatch):  # noqa: F811
         "lag_threshold_seconds": 90,
         "scale_up_lag_seconds": None,
         "scale_up_cpu_percent": 70,
-        "check_limits": CheckLimits(lag_trend_reports=12),
+        "check_limits": CheckLimits(dead_letters_per_hour=12),
     }
     defs = project.load()
     sensor = defs.resolve_sensor_def("orders_leader")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import multiprocessing
 import os
 import signal
@@ -21,9 +20,7 @@ from dagster import DagsterRunStatus as S
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
-from kcl_pipeline.orchestration.assets.checks.health import PAUSED_ADVICE
 from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.ops.consume import RunEvents, stop_when_orphaned
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
@@ -124,79 +121,7 @@ def test_materialize_drains_and_reports_once_with_the_totals(instance):
         "drain",
         built["worker_id"],
     )
-    assert tags["kcl/lag_millis"] == "0", "after a drain nothing is behind"
-    assert tags["kcl/stalled_shards"] == "0"
-
-
-def test_a_worker_with_a_stalled_shard_fails_the_check_beside_its_report(instance):
-    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        on_progress(
-            WorkerProgress(worker_id, 60.0, leases=("s-0", "s-1"), stalled={"s-1": "ending"})
-        )
-        return stopped(worker_id)
-
-    pipeline = FakePipeline(script=script)
-    result = materialize(pipeline, instance)
-    assert instance.get_run_by_id(result.run_id).tags["kcl/stalled_shards"] == "1"
-    key = dg.AssetCheckKey(Names.of(pipeline).output, "lag_below_threshold")
-    summary = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
-    evaluation = summary.event.dagster_event.event_specific_data
-    assert not evaluation.passed
-    assert "stalled shards: 1" in evaluation.description
-    log = "\n".join(str(entry.user_message) for entry in instance.all_logs(result.run_id))
-    assert "s-1 does not advance: ending" in log
-
-
-def verdict(instance, pipeline, check: str) -> Any:
-    key = dg.AssetCheckKey(Names.of(pipeline).output, check)
-    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
-    return found.event.dagster_event.event_specific_data
-
-
-def test_a_lag_that_is_not_known_replaces_the_last_one_and_does_not_pass(instance):
-    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": 0}))
-        on_progress(WorkerProgress(worker_id, 60.0, lag_unknown=("s-0",)))
-        return stopped(worker_id)
-
-    pipeline = FakePipeline(script=script)
-    result = execute(pipeline, instance)
-    tags = instance.get_run_by_id(result.run_id).tags
-    assert tags["kcl/lag_millis"] == "unknown"
-    assert dt.datetime.fromisoformat(tags["kcl/lag_reported_at"]).tzinfo is not None
-    evaluation = verdict(instance, pipeline, "lag_below_threshold")
-    assert not evaluation.passed
-    assert "not read yet: 1 shard" in evaluation.description
-
-
-def test_a_paused_shard_fails_its_check_until_it_goes_on(instance):
-    seen = []
-
-    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        for paused in ({}, {"s-0": "16 of 16 records fail"}, {}):
-            on_progress(WorkerProgress(worker_id, 60.0, leases=("s-0",), paused=paused))
-            key = dg.AssetCheckKey(Names.of(pipeline).output, "no_shard_paused")
-            found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
-            seen.append(verdict(instance, pipeline, "no_shard_paused") if found else None)
-        return stopped(worker_id)
-
-    pipeline = FakePipeline(script=script)
-    result = materialize(pipeline, instance)
-    assert [one and one.passed for one in seen] == [True, False, True]
-    assert seen[1].severity is dg.AssetCheckSeverity.ERROR
-    assert "s-0: 16 of 16 records fail" in seen[1].description
-    log = "\n".join(str(entry.user_message) for entry in instance.all_logs(result.run_id))
-    assert "s-0 is paused: 16 of 16 records fail" in log
-
-
-def test_the_paused_shard_of_another_run_fails_the_check_of_this_one(instance, monkeypatch):
-    other = RunView("another", dg.DagsterRunStatus.STARTED, "w-2", True, paused_shards=2)
-    monkeypatch.setattr("kcl_pipeline.orchestration.ops.reporting.active_runs", lambda *_: (other,))
-    pipeline = FakePipeline()
-    execute(pipeline, instance)
-    found = verdict(instance, pipeline, "no_shard_paused")
-    assert not found.passed
-    assert found.description == f"2 shards are paused. {PAUSED_ADVICE}"
+    assert "kcl/drained_at" in tags, "after a drain nothing is behind"
 
 
 def test_a_worker_with_a_paused_shard_that_fails_fails_its_run(instance):
@@ -223,7 +148,7 @@ def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
     assert (result.success, modes) == (True, ["continuous"])
     assert pipeline.built_workers[0]["leader_patience_seconds"] > 0
     tags = instance.get_run_by_id(result.run_id).tags
-    assert (tags["kcl/mode"], tags["kcl/lag_millis"]) == ("continuous", "1500")
+    assert tags["kcl/mode"] == "continuous"
     assert not instance.get_records_for_run(
         result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
     ).records

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.runs.runs import RunView, last_drain
+from kcl_pipeline.orchestration.assets.runs.runs import last_drain
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.orchestration.ops.test_consume import (
     events_of,
@@ -17,7 +15,6 @@ from tests.orchestration.ops.test_consume import (
     materialize,
     observations_of,
     stopped,
-    verdict,
 )
 from tests.support.dagster_fakes import FakePipeline
 
@@ -59,43 +56,6 @@ def test_a_drain_that_landed_nothing_is_an_observation(instance):
     assert events_of(instance, result.run_id) == []
     (event,) = observations_of(instance, result.run_id)
     assert event.metadata["records"].value == 0
-
-
-def test_a_continuous_worker_reports_a_check_only_when_its_result_changes(instance):
-    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        for lag in (0, 0, 0, 90_000, 90_000, 0):
-            on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": lag}))
-        return stopped(worker_id)
-
-    pipeline = FakePipeline(script=script)
-    execute(pipeline, instance)
-
-    def results(check: str) -> list[bool]:
-        key = dg.AssetCheckKey(Names.of(pipeline).output, check)
-        storage = instance.event_log_storage
-        history = storage.get_asset_check_execution_history(key, limit=50)
-        return [one.event.dagster_event.event_specific_data.passed for one in reversed(history)]
-
-    assert results("lag_below_threshold") == [True, False, True]
-    assert results("no_shard_paused") == [True]
-
-
-@pytest.mark.parametrize(("age", "passed"), [(120.0, True), (400.0, False)])
-def test_a_worker_does_not_report_success_while_another_one_is_silent(
-    instance, monkeypatch, age, passed
-):
-    """The last report of a hung worker says that it has no lag."""
-    at = time.time() - age
-    other = RunView("another", dg.DagsterRunStatus.STARTED, "w-2", True, lag_millis=0, lag_at=at)
-    monkeypatch.setattr("kcl_pipeline.orchestration.ops.reporting.active_runs", lambda *_: (other,))
-
-    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": 0}))
-        return stopped(worker_id)
-
-    pipeline = FakePipeline(script=script)
-    execute(pipeline, instance)
-    assert verdict(instance, pipeline, "lag_below_threshold").passed is passed
 
 
 @pytest.mark.parametrize("elsewhere", [{}, {"w-2": 3}])

@@ -59,29 +59,13 @@ def test_the_time_until_records_are_lost_uses_the_retention_that_the_leader_has_
     # Another process leads: the last known period counts.
     fleet.stage.leases.leases = fleet.rows
     fleet.cycle.reports = [CycleReport(led=False, lock_owner="w-1")]
-    events = fleet.stage(61).asset_events
+    events = fleet.stage(3_700).asset_events
     names = {e.check_name for e in events if isinstance(e, dg.AssetCheckEvaluation)}
     assert "data_within_retention" in names
 
 
 def test_without_a_known_retention_nothing_is_said_about_it(instance):
     assert "data_within_retention" not in Fleet(instance).checks()
-
-
-def test_a_lag_that_grows_over_ten_reports_fails(instance):
-    fleet = Fleet(instance)
-    found = []
-    for number in range(14):
-        fleet.lag = 50.0 * number
-        check = fleet.checks().get("lag_not_growing")
-        found.append(None if check is None else check.passed)
-    assert found[0] is None, "there is no report of the output yet"
-    assert set(found[1:10]) == {True}
-    assert found[-1] is False
-    for _ in range(10):
-        fleet.lag = 20.0
-        last = fleet.checks()["lag_not_growing"]
-    assert last.passed
 
 
 def test_new_dead_letters_fail_for_an_hour(instance):
@@ -92,17 +76,35 @@ def test_new_dead_letters_fail_for_an_hour(instance):
     failed = fleet.checks()["no_new_dead_letters"]
     assert not failed.passed
     assert failed.metadata["dead_letters_last_hour"].value == 12
-    assert not fleet.checks()["no_new_dead_letters"].passed
+    again = [one for _ in range(11) if (one := fleet.checks().get("no_new_dead_letters"))]
+    assert [one.passed for one in again] == [False], "once in ten minutes while it fails"
 
 
 def test_a_checkpoint_that_stands_still_while_records_wait_fails(instance):
     fleet = Fleet(instance)
     fleet.lag = 1_000.0
-    passed = [fleet.checks()["checkpoints_advance"].passed for _ in range(15)]
-    assert all(passed)
-    assert not fleet.checks()["checkpoints_advance"].passed
+    passed = [one.passed for _ in range(15) if (one := fleet.checks().get("shards_moving"))]
+    assert passed == [True], "it is reported when it changes"
+    assert not fleet.checks()["shards_moving"].passed
     fleet.rows[0] = fleet.rows[0].with_(checkpoint=Position("51"))
-    assert fleet.checks()["checkpoints_advance"].passed
+    assert fleet.checks()["shards_moving"].passed
+
+
+def test_a_quiet_hour_has_at_most_120_events_also_with_many_streams_and_shards(instance):
+    """Materializations, observations and checks of one pipeline, while nothing changes."""
+    names = [f"s{number:03}" for number in range(40)]
+    rows = [lease for name in names for lease in leases(2, ["w-1", "w-2"], f"1:{name}:5")]
+    totals = WorkerTotals(seconds=9_000.0, batches=3)
+    workers = [
+        replace(worker(name), status=WorkerStatus(0, totals=totals)) for name in ("w-1", "w-2")
+    ]
+    cycle = FakeCycle([led(rows, workers)])
+    stage = Stage(instance, FakePipeline(streams=tuple(names), cycle=cycle))
+    stage.workers.rows = {row.worker_id: row for row in workers}
+    for _ in range(10):  # the first reports of everything
+        stage(60.0)
+    count = sum(len(stage(60.0).asset_events) for _ in range(60))
+    assert 0 < count <= 120
 
 
 def test_a_leader_that_is_absent_fails_also_without_tables(instance):
@@ -139,4 +141,4 @@ def test_a_leader_that_works_again_passes(instance):
         for e in stage(61.0).asset_events
         if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "leader_present"
     ]
-    assert found == [True, False, False, True]
+    assert found == [True, False, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.orchestration.assets.checks.worker_runs import outdated_runs
+from kcl_pipeline.orchestration.assets.runs.problems import outdated_runs
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, active_runs
 from kcl_pipeline.orchestration.sensors.scaling.autoscaler import AutoscalerMemory, decide
 from kcl_pipeline.orchestration.sensors.scaling.observation import replaced_elsewhere

@@ -8,8 +8,8 @@ import dagster as dg
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus, WorkerTotals
-from kcl_pipeline.orchestration.assets.checks.worker_runs import outdated_runs
 from kcl_pipeline.orchestration.assets.names import REFUSED_TAG
+from kcl_pipeline.orchestration.assets.runs.problems import outdated_runs
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.orchestration.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.orchestration.sensors.scaling.replacement import (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.leases.state.worker_status import HungState, WorkerStatus
-from kcl_pipeline.orchestration.assets.checks.worker_runs import (
+from kcl_pipeline.orchestration.assets.runs.problems import (
     NEW_FAILURE_SECONDS,
     new_failures,
     outdated_runs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from dagster import DagsterRunStatus as S
@@ -31,12 +32,16 @@ def run(status: S) -> RunView:
 
 
 def test_what_a_leading_tick_did():
-    plan = Plan("balanced", (Move("a", "w", "v", "why"), Move("b", "w", "v", "why")))
+    plan = Plan(
+        "balanced", (Move("shardId-007", "w", "v", "too much"), Move("b", None, "v", "why"))
+    )
     report = led(leases(100, ["w"]), [worker(f"w-{i}") for i in range(8)], plan=plan, seconds=0.34)
     assert leading_text(report, None, LeaderSince()) == (
-        "led: 100 leases, 8 workers, 2 moves, 340 ms"
+        "led: 100 leases, 8 workers, moved 7 w → v (too much); b nobody → v (why), 340 ms"
     )
     assert leading_text(report, "throttled", LeaderSince()).endswith("340 ms; throttled")
+    many = replace(report, plan=Plan("balanced", tuple(Move(k, "w", "v", "x") for k in "abcde")))
+    assert "c w → v (x) and 2 more, " in leading_text(many, None, LeaderSince())
 
 
 def test_who_leads_instead_and_since_when():
@@ -97,11 +102,11 @@ def test_every_tick_has_its_sentence_in_the_cursor_and_as_skip_reason(instance):
     stage.cursor = None
     first = stage()
     assert json.loads(first.cursor)["tick"] == (
-        "led: 4 leases, 1 worker, 0 moves, 0 ms; 0 of 2 workers run: starting 2"
+        "led: 4 leases, 1 worker, no move, 0 ms; 0 of 2 workers run: starting 2"
     )
     stage.run(S.STARTED)
     stage.run(S.STARTING)
     second = stage()
-    sentence = "led: 4 leases, 1 worker, 0 moves, 0 ms; 1 of 2 workers runs, 1 is starting"
+    sentence = "led: 4 leases, 1 worker, no move, 0 ms; 1 of 2 workers runs, 1 is starting"
     assert second.skip_reason.skip_message == sentence
     assert json.loads(second.cursor) == {"tick": sentence, "desired": 2, "open_shards": 4}

@@ -141,13 +141,10 @@ def test_a_recorded_stream_without_leases_fails_the_coverage(instance):
     record(stage, *(RecordedStream(ARN.format(1, name)) for name in ("orders", "clicks")))
     results = [stage(10).asset_events for _ in range(5)]
     found = [
-        e
-        for result in results
-        for e in result
-        if getattr(e, "check_name", "") == "hash_ranges_covered"
+        e for result in results for e in result if getattr(e, "check_name", "") == "shards_covered"
     ]
-    assert [check.passed for check in found] == [False]
-    assert "1 of 2 streams: no lease at all" in found[0].description
+    assert {check.passed for check in found} == {False}
+    assert f"{ARN.format(1, 'clicks')}: no lease at all" in found[-1].description
 
 
 def test_many_streams_are_reported_less_often(instance):
@@ -163,5 +160,4 @@ def test_many_streams_are_reported_less_often(instance):
         return sum(key.startswith("kinesis/") for key in observed)
 
     assert count() == 100
-    assert sum(count() for _ in range(23)) == 0
-    assert sum(count() for _ in range(2)) == 100
+    assert sum(count() for _ in range(60)) == 0, "moves of many streams are in the fleet's table"

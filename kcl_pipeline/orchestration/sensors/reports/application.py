@@ -1,4 +1,4 @@
-"""Report streams, fleet and checks to Dagster, on change and at least once a minute."""
+"""Report streams, fleet and checks to Dagster: on change, and seldom while nothing changes."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,13 @@ import dagster as dg
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.orchestration.assets.checks import health, history, unread
-from kcl_pipeline.orchestration.assets.checks.hangs import hung
-from kcl_pipeline.orchestration.assets.checks.lag import lag
-from kcl_pipeline.orchestration.assets.checks.losses import records_lost
+from kcl_pipeline.orchestration.assets.checks import CheckVerdict, asset_of, verdicts
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.assets.runs.metadata import known, table_of
 from kcl_pipeline.orchestration.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.orchestration.sensors.reports.streams import (
-    STREAMS_PER_MINUTE,
+    STREAMS_PER_HOUR,
     StreamView,
     stream_events,
     stream_views,
@@ -25,27 +22,34 @@ from kcl_pipeline.orchestration.sensors.reports.streams import (
 )
 from kcl_pipeline.orchestration.sensors.reports.tables import (
     MAX_TABLE_ROWS,
-    lease_rows,
+    lease_table,
     lease_text,
+    move_table,
     move_text,
     rows_not_shown,
     run_links,
-    worker_rows,
+    worker_table,
 )
 from kcl_pipeline.planning.explain import LoadRow, explain
 from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.status.findings import CheckName, Finding, findings_of
+from kcl_pipeline.status.rows import cpu_of
+from kcl_pipeline.status.snapshot import Snapshot
 
 AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
-LONGEST_GAP_SECONDS: Final = 60.0
+QUIET_SECONDS: Final = 3_600.0
+"""What does not change is reported once per this time, because events stay in Dagster's log."""
+FAILING_SECONDS: Final = 600.0
+"""A check that fails is reported again after this time, with the numbers of then."""
 SHORTEST_GAP_SECONDS: Final = 9.0
 """Shortest time between two reports of one subject.
 
 An event permanently uses 9 kB of Dagster's event log. With ticks every 5 seconds, a fleet that
 changes at every tick is reported at every second tick.
 """
-
 HOLE_GRACE_SECONDS: Final = 30.0
+_WHILE_LEASES_ARE_CREATED: Final = frozenset({"hash_keys_uncovered", "no_leases"})
 
 
 @dataclass(slots=True)
@@ -69,7 +73,7 @@ class Cadence:
         return self.hole_since is not None and now - self.hole_since >= HOLE_GRACE_SECONDS
 
     def due(
-        self, subject: str, content: Hashable, now: float, *, longest: float = LONGEST_GAP_SECONDS
+        self, subject: str, content: Hashable, now: float, *, longest: float = QUIET_SECONDS
     ) -> bool:
         """Whether `content` is due. If so it is recorded as reported; the caller reports it.
 
@@ -104,31 +108,30 @@ class LeaseWaits:
         return {key: now - since for key, since in self.since.items()}
 
 
-def fleet_metadata(view: FleetView) -> dict[str, Any]:
+def fleet_metadata(view: FleetView, separator: str) -> dict[str, Any]:
     """Leader, leases, workers, the last moves and the plan. Dagster plots what are numbers."""
-    unfinished = [le for le in view.leases if not le.ended]
-    counts = health.lease_counts(view.leases)
-    rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages, view.ages)
-    cpus = [cpu for w in view.workers if (cpu := health.cpu_percent(w)) is not None]
+    snapshot = view.snapshot
+    cpus = [cpu for w in snapshot.live if (cpu := cpu_of(w)) is not None]
+    counts = [row["leases"] for row in worker_table(snapshot, separator, ())]
     metadata: dict[str, Any] = {
-        "state": dg.MetadataValue.text("working" if view.pause is None else view.pause.sentence),
+        "state": dg.MetadataValue.text(
+            "working" if snapshot.pause is None else snapshot.pause.sentence
+        ),
         "leader": dg.MetadataValue.text(view.lock_owner or "none"),
         "this_sensor_leads": view.leads,
-        "lease_rows": table_of(rows, MAX_TABLE_ROWS),
-        "lease_rows_not_shown": rows_not_shown(rows, len(view.leases)),
-        "worker_rows": table_of(worker_rows(view.workers, view.leases, view.runs), MAX_TABLE_ROWS),
+        "lease_rows": table_of(lease_table(snapshot), MAX_TABLE_ROWS),
+        "lease_rows_not_shown": rows_not_shown(snapshot),
+        "worker_rows": table_of(worker_table(snapshot, separator, view.runs), MAX_TABLE_ROWS),
         "runs": run_links(view.runs) if view.runs else None,
-        "last_moves": table_of(list(view.moves)),
-        "leases": len(view.leases),
-        "unfinished": len(unfinished),
-        "without_owner": sum(1 for le in unfinished if le.actual_owner is None),
-        "in_handoff": sum(1 for le in view.leases if le.in_handoff),
-        "workers": len(view.workers),
+        "last_moves": table_of(move_table(view.moves, snapshot.at)),
+        "leases": len(snapshot.leases),
+        "unfinished": len(snapshot.unfinished),
+        "without_owner": sum(1 for le in snapshot.unfinished if le.actual_owner is None),
+        "in_handoff": sum(1 for le in snapshot.leases if le.in_handoff),
+        "workers": len(snapshot.live),
+        "lease_spread": max(counts) - min(counts) if counts else None,
         "cpu_spread": round(max(cpus) - min(cpus), 1) if cpus else None,
         "cycle_seconds": view.cycle_seconds,
-        "per_worker": table_of(
-            [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
-        ),
     }
     if view.plan is not None and view.plan_input is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
@@ -181,9 +184,9 @@ def load_rows(rows: Sequence[LoadRow], kind: str) -> list[dict[str, Any]]:
 def _due_streams(
     streams: Sequence[StreamView], cadence: Cadence, now: float
 ) -> Iterator[StreamView]:
-    """The streams that are due: on change and once a minute; with many streams, less often."""
-    many = len(streams) > STREAMS_PER_MINUTE
-    longest = LONGEST_GAP_SECONDS * max(len(streams) / STREAMS_PER_MINUTE, 1.0)
+    """The streams that are due: on change and once an hour; with many streams, less often."""
+    many = len(streams) > STREAMS_PER_HOUR
+    longest = QUIET_SECONDS * max(len(streams) / STREAMS_PER_HOUR, 1.0)
     for stream in streams:
         subject = f"stream {'/'.join(stream.key.path)}"
         if cadence.due(subject, None if many else stream.content, now, longest=longest):
@@ -197,35 +200,65 @@ def asset_events(
     options: DagsterOptions,
     cadence: Cadence,
     now: float,
+    *,
+    after_output: bool = False,
 ) -> list[AssetEvent]:
     """The events that are due at `now` (monotonic seconds).
 
     The fleet is observed, not materialized: nothing is downstream of it, and the Dagster UI ignores
-    evaluations of checks that are older than the last materialization.
+    evaluations of checks that are older than the last materialization. So the checks of the output
+    follow each materialization of it (`after_output`).
     """
     events: list[AssetEvent] = []
-    streams = stream_views(
-        view.streams or settings.streams, view.leases, view.workers, view.lag_millis, view.ages
+    snapshot = view.snapshot
+    streams = stream_views(snapshot)
+    owners = tuple(
+        (le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in snapshot.leases
     )
-    owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
-    states = tuple((w.worker_id, w.drain_requested) for w in view.workers)
+    states = tuple((w.worker_id, w.drain_requested) for w in snapshot.live)
     runs = tuple((run.run_id, run.status) for run in view.runs)
-    if cadence.due("fleet", (owners, states, runs, view.lock_owner, view.pause), now):
-        metadata = fleet_metadata(view)
+    if cadence.due("fleet", (owners, states, runs, view.lock_owner, snapshot.pause), now):
+        metadata = fleet_metadata(view, settings.worker.worker_group_separator)
         if settings.is_multi_stream:
             metadata["streams"] = table_of(worst_streams(streams))
         events.append(dg.AssetObservation(names.fleet, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
-        events += stream_events(stream, names, view.lag_age_seconds)
-    checks = fleet_checks(view, names, settings, options)
-    hole = any(check.check == health.COVERAGE and not check.passed for _, check in checks)
-    hole_lasts = cadence.hole_lasts(hole, now)
-    return events + [
-        check.evaluation(key)
-        for key, check in checks
-        if (check.check != health.COVERAGE or hole_lasts or not hole)
-        and cadence.due(check.check, check.content, now)
+        events += stream_events(stream, names)
+    for verdict in fleet_verdicts(view, options, cadence, now):
+        asset = asset_of(verdict.check, names)
+        longest = QUIET_SECONDS if verdict.passed else FAILING_SECONDS
+        if after_output and asset == names.output:
+            longest = 0.0
+        if cadence.due(verdict.check.value, verdict.content, now, longest=longest):
+            events.append(verdict.evaluation(asset))
+    return events
+
+
+def outage_events(
+    snapshot: Snapshot, names: Names, options: DagsterOptions, cadence: Cadence, now: float
+) -> list[AssetEvent]:
+    """The checks that need no table, while the tables cannot be read."""
+    findings = findings_of(snapshot, options.check_limits, options.lag_threshold_seconds)
+    return [
+        verdict.evaluation(names.fleet)
+        for verdict in verdicts(findings)
+        if verdict.check in (CheckName.LEADER, CheckName.WORKERS)
+        and cadence.due(verdict.check.value, verdict.content, now, longest=FAILING_SECONDS)
     ]
+
+
+def fleet_verdicts(
+    view: FleetView, options: DagsterOptions, cadence: Cadence, now: float
+) -> list[CheckVerdict]:
+    """The verdicts of what the sensor has observed. What is not known is left out."""
+    findings = findings_of(view.snapshot, options.check_limits, options.lag_threshold_seconds)
+    hole = any(one.name in _WHILE_LEASES_ARE_CREATED for one in findings)
+    hole_lasts = cadence.hole_lasts(hole, now)
+
+    def counts(finding: Finding) -> bool:
+        return hole_lasts or finding.name not in _WHILE_LEASES_ARE_CREATED
+
+    return [one for one in verdicts([*filter(counts, findings)]) if one.is_known]
 
 
 def stuck_limit_seconds(settings: ConsumerSettings) -> float:
@@ -239,63 +272,3 @@ def stuck_limit_seconds(settings: ConsumerSettings) -> float:
         + settings.lease_discovery_interval_millis
     )
     return 2 * millis / 1000
-
-
-def fleet_checks(
-    view: FleetView, names: Names, settings: ConsumerSettings, options: DagsterOptions
-) -> list[tuple[dg.AssetKey, health.Health]]:
-    """Return the checks whose input is known, with the assets that they belong to."""
-    return [
-        *((names.output, check) for check in _data_checks(view, options)),
-        *((names.fleet, check) for check in _lease_checks(view, settings, options)),
-        (names.fleet, hung(view.workers)),
-        (
-            names.fleet,
-            health.balance(
-                view.leases, view.workers, settings.assignment.re_balance_threshold_percentage
-            ),
-        ),
-    ]
-
-
-def _data_checks(view: FleetView, options: DagsterOptions) -> list[health.Health]:
-    limits = options.check_limits
-    checks = [health.paused(view.workers)]
-    behind = lag(view, limits.lag_error_seconds)
-    if behind is not None:
-        checks.append(behind)
-    if view.retention_seconds:
-        checks.append(unread.retention(view.leases, view.unread, view.retention_seconds, limits))
-    if view.points is not None:
-        checks += [
-            history.trend(view.points, limits, options.lag_threshold_seconds),
-            history.dead_letters(view.points, limits, view.wall_seconds),
-        ]
-    return checks
-
-
-def _lease_checks(
-    view: FleetView, settings: ConsumerSettings, options: DagsterOptions
-) -> list[health.Health]:
-    checks = [
-        health.coverage(view.leases, view.streams or settings.streams),
-        health.stuck(view.waits, stuck_limit_seconds(settings)),
-        unread.checkpoints(
-            view.leases,
-            view.unchanged,
-            view.unread,
-            options.check_limits.checkpoint_age_seconds,
-        ),
-        health.rows(view.bad_rows),
-        records_lost(view.losses),
-    ]
-    if view.unavailable is not None:
-        checks.append(health.streams(view.unavailable))
-    return checks
-
-
-def check_events(
-    check: health.Health, key: dg.AssetKey, cadence: Cadence, now: float
-) -> list[AssetEvent]:
-    """The evaluation of a check of the asset `key`, if it is due. It needs no table."""
-    return [check.evaluation(key)] if cadence.due(check.check, check.content, now) else []

@@ -20,10 +20,11 @@ from kcl_pipeline.orchestration.assets.names import (
     stream_keys,
 )
 from kcl_pipeline.orchestration.assets.runs.metadata import MAX_ROWS, known, lag_text
+from kcl_pipeline.status.snapshot import Snapshot, group_by_stream
 from kcl_pipeline.status.streams import is_lease_stream
 from kcl_pipeline.text import counted
 
-STREAMS_PER_MINUTE: Final = 25
+STREAMS_PER_HOUR: Final = 20
 """With more streams, each one is reported less often, because events stay in Dagster's log."""
 
 
@@ -60,27 +61,15 @@ class StreamView:
         }
 
 
-def stream_views(
-    streams: Sequence[str],
-    leases: Iterable[Lease],
-    workers: Iterable[WorkerMetrics],
-    lag_millis: int | None,
-    ages: Mapping[str, float] | None = None,
-) -> tuple[StreamView, ...]:
-    """Divide leases and lags by stream.
-
-    Args:
-        streams: Names or ARNs of all streams.
-        leases: All usable rows of the lease table.
-        workers: Rows of the live workers.
-        lag_millis: The lag of the application, which is that of a single stream.
-        ages: By lease key, how old its oldest unread record can be, also without a live worker.
-    """
-    keys, groups = stream_keys(streams), by_stream(leases)
+def stream_views(snapshot: Snapshot) -> tuple[StreamView, ...]:
+    """Divide leases and lags by stream."""
+    streams, leases = snapshot.streams, snapshot.leases
+    keys, groups = stream_keys(streams), group_by_stream(leases)
     single = groups.get(None)
     if single is not None and len(streams) == 1:
-        return (StreamView(streams[0], keys[streams[0]], tuple(single), lag_millis),)
-    lags = _lags(workers)
+        name, lag = streams[0], snapshot.lag_seconds
+        return (StreamView(name, keys[name], tuple(single), _millis(lag)),)
+    lags = _lags(snapshot.live)
     by_name: dict[str, list[str]] = {}
     for serialized in groups.keys() | lags.keys():
         if serialized is not None:
@@ -88,28 +77,18 @@ def stream_views(
     views = []
     for name in keys:
         bare = keys[name].path[-1]
-        found = [one for one in by_name.get(bare, []) if is_lease_stream(name, one, streams)]
-        known = [lag for one in found if (lag := lags.get(one, (None, 0))[0]) is not None]
-        rows = tuple(lease for one in sorted(found) for lease in groups.get(one, ()))
-        known += [round(1000 * ages[le.lease_key]) for le in rows if ages and le.lease_key in ages]
-        views.append(
-            StreamView(
-                name,
-                keys[name],
-                rows,
-                max(known, default=None),
-                sum(lags.get(one, (None, 0))[1] for one in found),
-            )
-        )
+        same = [one for one in by_name.get(bare, []) if is_lease_stream(name, one, streams)]
+        known = [lag for one in same if (lag := lags.get(one, (None, 0))[0]) is not None]
+        rows = tuple(lease for one in sorted(same) for lease in groups.get(one, ()))
+        ages = (snapshot.unread.get(lease.lease_key) for lease in rows)
+        known += [round(1000 * age) for age in ages if age is not None]
+        unknown = sum(lags.get(one, (None, 0))[1] for one in same)
+        views.append(StreamView(name, keys[name], rows, max(known, default=None), unknown))
     return tuple(views)
 
 
-def by_stream(leases: Iterable[Lease]) -> dict[str | None, list[Lease]]:
-    """Divide leases by serialized stream. Leases of a single stream have None."""
-    groups: dict[str | None, list[Lease]] = {}
-    for lease in leases:
-        groups.setdefault(lease.stream, []).append(lease)
-    return groups
+def _millis(seconds: float | None) -> int | None:
+    return None if seconds is None else round(1000 * seconds)
 
 
 def _lags(workers: Iterable[WorkerMetrics]) -> Mapping[str, tuple[int | None, int]]:
@@ -126,10 +105,10 @@ def _lags(workers: Iterable[WorkerMetrics]) -> Mapping[str, tuple[int | None, in
 
 
 def stream_events(
-    view: StreamView, names: Names, lag_age_seconds: float | None
+    view: StreamView, names: Names
 ) -> list[dg.AssetMaterialization | dg.AssetObservation]:
     """The events of one stream."""
-    metadata = _metadata(view, lag_age_seconds)
+    metadata = _metadata(view)
     events: list[dg.AssetMaterialization | dg.AssetObservation] = [
         dg.AssetObservation(view.key, metadata=metadata)
     ]
@@ -141,11 +120,9 @@ def stream_events(
     return events
 
 
-def _metadata(view: StreamView, lag_age_seconds: float | None) -> dict[str, Any]:
+def _metadata(view: StreamView) -> dict[str, Any]:
     unfinished = [lease for lease in view.leases if not lease.ended]
     lag = lag_text(view.lag_millis)
-    if view.lag_millis is not None and lag_age_seconds is not None:
-        lag += f", reported {lag_age_seconds:.0f} s ago"
     if view.unread_shards:
         lag += f"; not read yet: {counted(view.unread_shards, 'shard')}"
     return known(

@@ -18,7 +18,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.orchestration.assets.checks.worker_runs import early_failures
+from kcl_pipeline.orchestration.assets.runs.problems import early_failures
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits
 from kcl_pipeline.text import counted, duration_text

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from kcl_pipeline.orchestration.assets.checks.worker_runs import (
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.assets.runs.problems import (
     EARLY_FAILURE_SECONDS,
     failure_problem,
     outdated_runs,
     refusal,
 )
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.assets.runs.queue import (
     Places,
     observe_places,

@@ -20,7 +20,7 @@ from typing import Final
 from dagster import DagsterRunStatus
 
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.orchestration.assets.checks.worker_runs import replacement_problem
+from kcl_pipeline.orchestration.assets.runs.problems import replacement_problem
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.orchestration.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.planning.state import is_failing, is_hung, is_valid

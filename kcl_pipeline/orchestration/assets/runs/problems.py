@@ -1,11 +1,10 @@
-"""Evaluate the check `workers_running`."""
+"""Say what keeps the runs of workers from running."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import dagster as dg
 
-from kcl_pipeline.orchestration.assets.checks.health import Health
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.assets.runs.queue import (
@@ -21,12 +20,6 @@ from kcl_pipeline.orchestration.assets.runs.runs import (
 )
 from kcl_pipeline.text import counted, printable
 
-WORKERS: Final = "workers_running"
-WORKERS_ADVICE: Final = (
-    "If runs are queued or not started, raise the limit of the run queue or lower Fleet.min. If "
-    "runs fail, or a replacement has stopped, read the log of the newest run, and deploy a "
-    "corrected version. See docs/checks-and-events.md"
-)
 EARLY_FAILURE_SECONDS: Final = 60.0
 NEW_FAILURE_SECONDS: Final = 300.0
 """A run of a new version that fails within this time speaks against the version."""
@@ -157,39 +150,15 @@ def silent_runs(active: Sequence[RunView], living: Collection[str], now: float) 
     )
 
 
-def workers_running(problems: Sequence[str], running: int) -> Health:
-    """Whether nothing keeps workers from running.
-
-    Args:
-        problems: Sentences without a period.
-        running: Number of continuous workers that run.
-    """
-    text = "; ".join(problems)
-    return Health(
-        WORKERS,
-        not problems,
-        f"{text}. {WORKERS_ADVICE}"
-        if problems
-        else f"{counted(running, 'continuous worker')} {'runs' if running == 1 else 'run'}",
-        dg.AssetCheckSeverity.WARN,
-        {"running": running, "problems": len(problems)},
-    )
-
-
-def running_workers(active: Sequence[RunView]) -> int:
-    """Count the continuous workers whose run has started."""
-    return sum(run.continuous and run.status.value == "STARTED" for run in active)
-
-
-def observe_worker_runs(
+def observe_run_problems(
     pipeline: PipelineLike,
     names: Names,
     instance: dg.DagsterInstance,
     living: Collection[str],
     version: str,
     now: float,
-) -> Health:
-    """Evaluate the check by observing the runs and the run queue.
+) -> tuple[str, ...]:
+    """Observe the runs and the run queue. Returns sentences without a period.
 
     Args:
         pipeline: The pipeline.
@@ -212,5 +181,4 @@ def observe_worker_runs(
         replacement_problem(outdated, recent, version, now),
         silent_runs(active, living, now),
     )
-    problems = [one for one in found if one is not None]
-    return workers_running(problems, running_workers(active))
+    return tuple(one for one in found if one is not None)

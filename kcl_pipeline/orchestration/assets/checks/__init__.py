@@ -1,1 +1,0 @@
-"""Asset checks: their definitions, and the functions that evaluate them."""
