@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.results import TableColumns
@@ -48,6 +49,11 @@ class DeltaCommitter(TableSink):
             rng=rng,
         )
         self._table = log
+
+    def has_files(self, written: Written) -> bool:
+        """See `FileKeepingSink.has_files`."""
+        with self._serialized():
+            return self._table.has_files(written.files)
 
     def check(self) -> int | None:
         """Check the store and the table (see `CheckedSink.check`). Returns the table's version."""

@@ -117,6 +117,10 @@ class DeltaTableLog:
         """What the result of a transform must fit (see `TableCheck.columns`)."""
         return self._check.columns()
 
+    def has_files(self, files: Sequence[DataFile]) -> bool:
+        """Return whether each file exists with its size."""
+        return all(self.storage.size(file.path) == file.size for file in files)
+
     def ensure(self, schema: pa.Schema) -> bool:
         """See `Log`."""
         before = self._log.version
@@ -172,11 +176,9 @@ class DeltaTableLog:
             reason = self._log.layout.problem(file.partition_values)
             if reason is not None:
                 return reason
-            if young and file.modified_millis >= young * 1000:
-                continue
-            size = self.storage.size(file.path)
-            if size != file.size:
-                return f"a file has {size} bytes instead of {file.size}"
+            is_young = young and file.modified_millis >= young * 1000
+            if not is_young and not self.has_files([file]):
+                return f"a file of {file.size} bytes is not there"
         return None
 
     def upkeep(self, version: int) -> None:

@@ -144,6 +144,21 @@ class CheckedSink(Protocol):
         """
 
 
+@runtime_checkable
+class FileKeepingSink(Protocol):
+    """A sink that knows whether files that were written before its table are in the table's place.
+
+    Without this, such files are written again after the table was created.
+    """
+
+    def has_files(self, written: Written) -> bool:
+        """Return whether each file exists with its size.
+
+        Raises:
+            SinkError: It cannot be found out now.
+        """
+
+
 def shard_key(stream: StreamId, shard_id: str) -> str:
     """Return the key of a shard in a sink: ARN and creation time of its stream, and the shard.
 

@@ -49,7 +49,14 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.processors import ProcessorCalls
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink, shard_key
+from kcl_pipeline.sinks.sink import (
+    CommitOutcome,
+    Entry,
+    FileKeepingSink,
+    Positions,
+    Sink,
+    shard_key,
+)
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
@@ -77,7 +84,8 @@ class CommitResult:
 
     Attributes:
         landed: Whether all ranges of the batch are in the table. If they are not, and nothing is
-            refused, the files must be written again: they precede the table.
+            refused, the files must be written again: they may have been removed before the table
+            was created.
         version: A version of the table that has the commit. None: it did not land, or there is no
             table because no batch has had a column yet.
         refused: Why shards prevented the commit, by lease key.
@@ -295,7 +303,9 @@ class BatchCommit:
 
         Returns:
             The shards that another worker has begun in it. And whether the files must be written
-            again: they precede the id of the table, so they may be in the folder of a former one.
+            again: they precede the id of the table, and may have been in the folder of a former
+            one, which was removed with them. After the id was read, files that exist are in the
+            folder of this table: one that replaces it has another id, which refuses the commit.
         """
         if not new:
             return {}, False
@@ -303,7 +313,10 @@ class BatchCommit:
         if schema is not None:
             self._retried("creation of the table", lambda: self._sink.ensure(schema))
         refused = self._read_new_table(new)
-        return refused, bool(written.files) and new[0].table_id is not None
+        if new[0].table_id is None or not written.files:
+            return refused, False
+        sink = self._sink
+        return refused, not (isinstance(sink, FileKeepingSink) and sink.has_files(written))
 
     def _read_new_table(self, new: Sequence[ShardConsumer]) -> dict[str, str]:
         """Note the id of the table, and the ancestors that the first commits end.
