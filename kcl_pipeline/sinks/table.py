@@ -235,7 +235,8 @@ class TableSink:
     def _wait_for_others(self, commit: _Commit) -> CommitOutcome | None:
         """Announce the batch, and wait a short time for another writer to commit it."""
         if not commit.batch.name and self._announcements is not None:
-            head = self._peek()
+            # After an attempt the log was just read.
+            head = self._head if commit.attempts and self._head else self._peek()
             decided = self._decided(head, commit.batch)
             if decided is not None:
                 return decided
