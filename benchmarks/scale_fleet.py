@@ -199,7 +199,6 @@ class Fleet:
             stats={"C": (20.0,) * 10},
             operating_range={"C": (90,)},
             run_id=f"{name}-run",
-            changes=0,
         )
 
     def _begun_leases(self) -> Iterable[Item]:

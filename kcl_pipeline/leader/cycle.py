@@ -27,7 +27,10 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, Worker
 SYNC_SECONDS: Final = 1.0
 """Shortest time between two runs of `sync`."""
 _SYNC_DUTY: Final = 3.0
-"""A run of `sync` takes at most a quarter of the time."""
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+"""A run of `sync` for many leases takes a quarter of the time. After a call that hung, the pause
+does not grow with it.
+"""
 
 
 class LeaderCycle:
@@ -143,28 +146,24 @@ class LeaderCycle:
             self._is_busy = False
 
     def _start_sync(self) -> bool:
-        """Start `sync` on its thread; return whether it is due and still running."""
-        if self._spawn is None:
-            return False
-        if self._syncing is None or not self._syncing.is_alive():
-            self._syncing = self._spawn("leader-sync", self._sync_if_due)
-            return False
-        now = self._clock.monotonic()
-        if now < self._next_sync:
+        """Start `sync` on its thread if it is due; return whether the former one still runs."""
+        scanned, now = self._assignment.scanned, self._clock.monotonic()
+        term = None if scanned is None else scanned.term
+        if self._spawn is None or (now < self._next_sync and term == self._synced_term):
             return False
         self._next_sync = now + SYNC_SECONDS
-        return True
-
-    def _sync_if_due(self) -> None:
-        scanned, began = self._assignment.scanned, self._clock.monotonic()
-        term = None if scanned is None else scanned.term
-        if began < self._next_sync and term == self._synced_term:
-            return
+        if self._syncing is not None and self._syncing.is_alive():
+            return True
         self._synced_term = term
-        self._next_sync = began + SYNC_SECONDS
+        self._syncing = self._spawn("leader-sync", self._sync_once)
+        return False
+
+    def _sync_once(self) -> None:
+        began = self._clock.monotonic()
         self._sync.run()
-        now = self._clock.monotonic()
-        self._next_sync = now + max(SYNC_SECONDS, _SYNC_DUTY * (now - began))
+        ended = self._clock.monotonic()
+        pause = min(_SYNC_DUTY * (ended - began), _LONGEST_PAUSE_SECONDS)
+        self._next_sync = ended + max(SYNC_SECONDS, pause)
 
     def _with_synced(self, report: CycleReport) -> CycleReport:
         """Return the report with the results of the last `sync`."""

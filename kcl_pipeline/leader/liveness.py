@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.changes import LastChanges
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
@@ -300,11 +300,7 @@ class Liveness:
 
     def ended_seconds(self, now: float) -> dict[str, float]:
         """Return for each lease at SHARD_END the seconds since this process first saw it there."""
-        return {
-            key: max(now - self._ends.since(key), 0.0)
-            for key, lease in self._leases.items()
-            if lease.ended
-        }
+        return {k: age for k, age in self._ends.seconds(now).items() if self._leases[k].ended}
 
     # Workers
 

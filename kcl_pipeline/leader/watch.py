@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import AwsTrouble, EventSink
-from kcl_pipeline.leader.changes import LastChanges
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.phase import Scan
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable

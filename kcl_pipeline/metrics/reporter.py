@@ -34,8 +34,6 @@ class WorkerMetricsReporter:
     failing worker. While the provider has never returned a value, the row has no metrics.
     Afterwards, an interval in which all captures failed is reported as −1. An interval without a
     capture adds no value.
-
-    One thread, which may be another one, calls `announce_changes`.
     """
 
     def __init__(
@@ -75,8 +73,6 @@ class WorkerMetricsReporter:
         """Whether the reason of the drain request is that the application is paused."""
         self._deregistered = False
         self._was_stored = False
-        self._changes = 0
-        self._has_changed = False
         self.other_run_id: str | None = None
         """Run id of another process that uses this worker id at the same time.
 
@@ -136,29 +132,9 @@ class WorkerMetricsReporter:
         if self._was_stored and stored.replaced_run_id is not None:
             self.other_run_id = stored.replaced_run_id
         self._was_stored = True
-        if row.changes is not None and row.changes != self._changes:
-            self.note_change()  # this report has overwritten an announcement
         if stored.drain_requested and not self.drain_requested:
             self.drain_requested, self.drains_for_pause = True, stored.drains_for_pause
         return stored
-
-    def note_change(self) -> None:
-        """Note that the leader must read the lease table. Any thread may call it."""
-        self._has_changed = True
-
-    def announce_changes(self) -> None:
-        """Write the number of changes into the row, if there was one since the last call.
-
-        After an error, the next report writes it.
-
-        Raises:
-            errors.AwsError: The table raised it.
-        """
-        if not self._has_changed or self._run_id is None or self._deregistered:
-            return
-        self._has_changed = False
-        self._changes += 1
-        self._table.announce(self._worker_id, self._run_id, self._changes)
 
     def _close_interval(self, provider: MetricProvider) -> None:
         if not self._reported and not self._raw:
@@ -187,7 +163,6 @@ class WorkerMetricsReporter:
             own_cpu=averages if is_own else (),
             run_id=self._run_id,
             status=None if self._status is None else self._status(),
-            changes=None if self._run_id is None else self._changes,
         )
 
     def deregister(self) -> None:

@@ -41,7 +41,6 @@ from kcl_pipeline.worker.failures.pauses import ShardPause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.lease_loop import LeaseLoop
 from kcl_pipeline.worker.monitoring.activity import Activity, WatchedWriter
-from kcl_pipeline.worker.monitoring.changes import noting_changes
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
 from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
@@ -52,7 +51,7 @@ from kcl_pipeline.worker.recording import (
     record_application,
     record_missing_streams,
 )
-from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.parents import Lineage
 from kcl_pipeline.worker.shards.retention import RetentionLosses
@@ -80,15 +79,10 @@ class Worker:
     def __init__(self, dependencies: WorkerDependencies) -> None:
         self.worker_id = dependencies.worker_id
         self._activity = Activity(dependencies.clock)
-        # A lambda, because the reporter is created below
-        events = noting_changes(
-            dependencies.events,
-            lambda: self.reporter.note_change(),  # noqa: PLW0108
-        )
         settings, clock = dependencies.settings, dependencies.clock
         self._stop = CurrentStop(clock.signal())
         self.useless = UselessWatch(dependencies, self._stop)
-        events = self.useless.noting(events)
+        events = self.useless.noting(dependencies.events)
         dependencies = replace(
             dependencies, events=events, writer=WatchedWriter(dependencies.writer, self._activity)
         )
@@ -403,9 +397,6 @@ class Worker:
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         self._activity.enter(HangStep.READING)
         was_batch = self._runner.step()
-        attempt(
-            "announcement of changes", self.reporter.announce_changes, self._dependencies.events
-        )
         self._activity.enter(None)
         return was_batch
 

@@ -98,7 +98,6 @@ WORKER_NAMES = [
     "slu",
     "kclpDrain",
     "kclpRunId",
-    "kclpChanges",
     "kclpCpu",
     "entityType",
     "x",

@@ -144,7 +144,6 @@ def test_a_lock_lasts_from_a_millisecond_to_ten_minutes(duration: str) -> None:
         ("sts", {"M": {"C": {"L": [{"N": "-2"}]}}}),
         ("opr", {"M": {"C": {"L": [{"N": "NaN"}]}}}),
         ("kclpRunId", {"S": "a\tb"}),
-        ("kclpChanges", {"N": "1.5"}),
         ("kclpCpu", {"L": [{"N": "1"}] * 101}),
         ("kclpCpu", {"L": [{"N": "-2"}]}),
     ],

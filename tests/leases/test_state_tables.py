@@ -120,18 +120,6 @@ def test_drain_reaches_the_run_it_was_meant_for(tables):
     assert "kclpDrain" not in workers(tables)["w1"]
 
 
-def test_only_the_process_of_a_row_announces_changes(tables):
-    assert not tables.workers.announce("w1", "run-1", 1)
-    assert workers(tables) == {}
-    tables.workers.report(dataclasses.replace(W1, run_id="run-1", changes=0))
-    assert tables.workers.scan_workers().workers[0].changes == 0
-    assert tables.workers.announce("w1", "run-1", 1)
-    (row,) = tables.workers.scan_workers().workers
-    assert row == dataclasses.replace(W1, run_id="run-1", changes=1)
-    assert not tables.workers.announce("w1", "run-2", 7)
-    assert tables.workers.scan_workers().workers[0].changes == 1
-
-
 def test_delete_only_the_row_that_was_read(tables):
     tables.workers.report(W1)
     tables.workers.report(dataclasses.replace(W1, last_update_seconds=1760000030))

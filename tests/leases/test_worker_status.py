@@ -222,6 +222,5 @@ def test_small_lags_are_fewer_so_that_a_row_costs_one_wcu():
         operating_range={"C": (80,)},
         run_id="2e84662b-fc3c-420a-9c82-d7bf4d95a5d5",
         status=status,
-        changes=10**6,
     )
     assert size_of(worker_attributes(row)) + len("wid" + row.worker_id) <= 1_024

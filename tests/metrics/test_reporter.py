@@ -96,7 +96,7 @@ def capture(made, clock, times):
 def test_a_worker_without_provider_reports_empty_maps_at_once():
     made, table, clock = reporter(None)
     row = made.report()
-    assert row == WorkerMetrics("w1", int(clock.wall()), {}, {}, run_id="r-7", changes=0)
+    assert row == WorkerMetrics("w1", int(clock.wall()), {}, {}, run_id="r-7")
     assert table.rows == [row]
     assert clock.slept == []
 
@@ -252,54 +252,3 @@ def test_six_decimals_half_up(value, rounded):
 @given(st.floats(0, 100))
 def test_rounding_stays_within_half_a_millionth(value):
     assert abs(round_half_up(value) - value) <= 0.5000001e-6
-
-
-class Announced(Table):
-    def __init__(self) -> None:
-        super().__init__()
-        self.announced = []
-        self.during = lambda: None
-
-    def report(self, row):
-        self.during()
-        return super().report(row)
-
-    def announce(self, worker_id, run_id, changes):
-        self.announced.append((worker_id, run_id, changes))
-        return True
-
-
-def test_a_change_is_announced_once():
-    made, table, _ = reporter(None, Announced())
-    made.report()
-    made.announce_changes()
-    assert table.announced == []
-    made.note_change()
-    made.note_change()
-    made.announce_changes()
-    made.announce_changes()
-    assert table.announced == [("w1", "r-7", 1)]
-    assert made.report().changes == 1
-    assert table.announced == [("w1", "r-7", 1)]
-
-
-def test_an_announcement_that_a_report_overwrites_is_repeated():
-    made, table, _ = reporter(None, Announced())
-
-    def announce():
-        made.note_change()
-        made.announce_changes()
-
-    table.during = announce
-    assert made.report().changes == 0
-    table.during = lambda: None
-    made.announce_changes()
-    assert table.announced == [("w1", "r-7", 1), ("w1", "r-7", 2)]
-
-
-def test_a_worker_that_has_left_announces_nothing():
-    made, table, _ = reporter(None, Announced())
-    made.deregister()
-    made.note_change()
-    made.announce_changes()
-    assert table.announced == []

@@ -71,7 +71,7 @@ class ProcessObserver:
         else:
             for row in listing.workers:
                 values = tuple(sorted((name, tuple(v)) for name, v in row.stats.items()))
-                workers[row.worker_id] = (row.last_update_seconds, values, row.run_id, row.changes)
+                workers[row.worker_id] = (row.last_update_seconds, values, row.run_id)
                 has_unknown |= row.run_id is None
             for bad in listing.bad_rows:
                 workers[bad.key] = bad.heartbeat

@@ -41,7 +41,6 @@ DRAIN_REASON: Final = "kclpDrainReason"
 FOR_PAUSE: Final = "pause"
 RUN_ID: Final = "kclpRunId"
 STATUS: Final = "kclpStatus"
-CHANGES: Final = "kclpChanges"
 OWN_CPU: Final = "kclpCpu"
 OPTIONAL_ATTRIBUTES: Final = (
     SUPPORT_CODE,
@@ -50,7 +49,6 @@ OPTIONAL_ATTRIBUTES: Final = (
     DRAIN_REASON,
     RUN_ID,
     STATUS,
-    CHANGES,
     OWN_CPU,
 )
 """Attributes that a worker metrics row may have in addition to those of every report."""
@@ -103,8 +101,6 @@ def worker_attributes(row: WorkerMetrics) -> Item:
         attributes[RUN_ID] = string(row.run_id)
     if row.status is not None:
         attributes[STATUS] = string(status_text(row.status))
-    if row.changes is not None:
-        attributes[CHANGES] = number(row.changes)
     if row.own_cpu:
         attributes |= _number_lists({OWN_CPU: row.own_cpu})["M"]
     return attributes
@@ -131,7 +127,6 @@ def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
             drains_for_pause=text_of(item, DRAIN_REASON) == FOR_PAUSE,
             run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
             status=None if (text := text_of(item, STATUS)) is None else status_of(text),
-            changes=int_of(item, CHANGES),
             own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
         )
 

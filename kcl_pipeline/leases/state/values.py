@@ -19,8 +19,8 @@ class WorkerMetrics:
     """A worker metrics row (protocol §2.2).
 
     A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
-    `status`, `changes` and `own_cpu` are our own attributes (`kclpDrain` N 1 with `kclpDrainReason`
-    S, `kclpRunId` S, `kclpStatus` S, `kclpChanges` N, `kclpCpu` L of N), which Java readers ignore.
+    `status` and `own_cpu` are our own attributes (`kclpDrain` N 1 with `kclpDrainReason`
+    S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L of N), which Java readers ignore.
 
     Attributes:
         worker_id: Id of the worker.
@@ -37,8 +37,6 @@ class WorkerMetrics:
         replaced_run_id: Run id of the row that this report replaced, if it was another one. Not
             stored.
         status: Lag, paused shards and failures.
-        changes: Number of times that this process announced a change of leases: it released a
-            lease, finished a shard, or created leases. None: the worker does not announce changes.
         own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
             no metric. In `stats`, a Java leader would compare them with workers without a metric,
             and would not give this worker its share.
@@ -54,7 +52,6 @@ class WorkerMetrics:
     replaced_run_id: str | None = None
     status: WorkerStatus | None = None
     drains_for_pause: bool = False
-    changes: int | None = None
     own_cpu: tuple[float, ...] = ()
 
     @property

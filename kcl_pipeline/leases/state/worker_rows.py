@@ -80,17 +80,6 @@ class WorkerRows:
             stored = row
         return stored if replaced is None else replace(stored, replaced_run_id=replaced)
 
-    def announce(self, worker_id: str, run_id: str, changes: int) -> bool:
-        """Update only the number of announced changes. False: the row is not of this process.
-
-        See `WorkerMetrics.changes`.
-        """
-        return self._store.update(
-            worker_id,
-            [Equals(state.RUN_ID, string(run_id))],
-            Changes({state.CHANGES: number(changes)}),
-        ).applied
-
     def scan_workers(self) -> WorkerListing:
         """Return all rows, including those that cannot be read. Eventually consistent.
 

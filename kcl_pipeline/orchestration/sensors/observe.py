@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import UnreadableRowError
@@ -29,7 +30,6 @@ from kcl_pipeline.orchestration.sensors.reports.output import FleetTotals
 from kcl_pipeline.orchestration.sensors.scaling.load import Load
 from kcl_pipeline.orchestration.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.orchestration.sensors.sentence import LeaderSince
-from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.status.rows import OwnerChanges
 from kcl_pipeline.status.snapshot import Failure, LifeObservation, Snapshot
@@ -40,23 +40,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CheckpointAges:
-    """Since when each lease has had its checkpoint, by observation.
+    """Since when each lease has had its checkpoint, by observation."""
 
-    Attributes:
-        since: By lease key: the checkpoint, and when it was first observed (monotonic seconds).
-    """
-
-    since: dict[str, tuple[Position, float]] = field(default_factory=dict)
+    since: LastChanges[str] = field(default_factory=LastChanges)
 
     def observe(self, leases: Sequence[Lease], now: float) -> dict[str, float]:
         """Add one observation. Returns by lease key for how long the checkpoint has not changed."""
-        self.since = {
-            le.lease_key: known
-            if (known := self.since.get(le.lease_key)) and known[0] == le.checkpoint
-            else (le.checkpoint, now)
-            for le in leases
-        }
-        return {key: now - since for key, (_, since) in self.since.items()}
+        self.since.observe({le.lease_key: le.checkpoint for le in leases}, now)
+        return self.since.seconds(now)
 
 
 @dataclass(slots=True)

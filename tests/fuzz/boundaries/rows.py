@@ -57,7 +57,6 @@ WORKER: Final[dict[str, Any]] = {
     "slu": {"N": "1760000000"},
     "kclpDrain": {"N": "1"},
     "kclpRunId": {"S": "run-1"},
-    "kclpChanges": {"N": "3"},
     "kclpCpu": {"L": [{"N": "10.5"}, {"N": "-1"}]},
 }
 LOCK: Final[dict[str, Any]] = {

@@ -66,10 +66,10 @@ def test_shards_that_were_paused_before_do_not_speak_against_the_version():
     assert "a new one has paused 2 shards" in (found.text or "")
 
 
-def beats(**statuses: WorkerStatus) -> Heartbeats:
-    """Rows that were observed for 40 s and changed each time."""
+def beats(seconds: float = 40.0, **statuses: WorkerStatus) -> Heartbeats:
+    """Rows that were observed for these seconds and changed each time."""
     made = Heartbeats()
-    for tick in range(5):
+    for tick in range(round(seconds / 10) + 1):
         rows = [
             changed(worker(name), status=status, last_update_seconds=tick)
             for name, status in statuses.items()
@@ -85,8 +85,7 @@ def test_a_new_worker_must_commit_if_others_do():
     assert rows_view(beats(old=old, new=none), 30.0).proven == {"old"}
     assert rows_view(beats(old=old, new=done), 30.0).proven == {"old", "new"}
     assert rows_view(beats(old=idle, new=none), 30.0).proven == {"old", "new"}
-    late = beats(old=old, new=none)
-    late.present["new"] = COMMITTED_SECONDS
+    late = beats(COMMITTED_SECONDS, old=old, new=none)
     assert "new" in rows_view(late, 30.0).proven, "it may have got no lease"
 
 

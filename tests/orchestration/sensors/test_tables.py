@@ -102,8 +102,7 @@ def test_the_age_of_a_checkpoint_counts_from_its_last_observed_change():
     moved = lease.with_(checkpoint=Position("50"))
     assert ages.observe([moved], 165.0) == {key: 0.0}
     assert ages.observe([moved], 365.0) == {key: 200.0}
-    ages.observe([], 370.0)
-    assert not ages.since
+    assert ages.observe([], 370.0) == {}
 
 
 def test_the_last_moves_have_the_reason_of_the_leader():

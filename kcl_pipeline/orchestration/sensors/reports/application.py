@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.orchestration.assets.checks import CheckVerdict, asset_of, verdicts
@@ -95,7 +96,7 @@ class LeaseWaits:
     Can be built again at any time.
     """
 
-    since: dict[str, float] = field(default_factory=dict)
+    since: LastChanges[str] = field(default_factory=LastChanges)
 
     def observe(self, leases: Sequence[Lease], ownerless: set[str], now: float) -> dict[str, float]:
         """Add one observation and return, by lease key, the seconds without a live owner."""
@@ -104,8 +105,8 @@ class LeaseWaits:
             for le in leases
             if not le.ended and (le.actual_owner is None or le.lease_key in ownerless)
         }
-        self.since = {key: self.since.get(key, now) for key in waiting}
-        return {key: now - since for key, since in self.since.items()}
+        self.since.observe(dict.fromkeys(waiting, True), now)
+        return self.since.seconds(now)
 
 
 def fleet_metadata(view: FleetView, separator: str) -> dict[str, Any]:

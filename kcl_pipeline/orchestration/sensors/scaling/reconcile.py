@@ -6,12 +6,14 @@ detected with the monotonic clock of this process alone: a worker is alive if it
 The time in the row is not used.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from dagster import DagsterInstance, DagsterRunStatus
 
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
@@ -46,18 +48,15 @@ class Heartbeats:
     worker has its full time again.
 
     Attributes:
-        observed_at: Time of the last observation (monotonic seconds).
-        rows: By worker id, its row and for how many seconds it has not changed.
-        present: By worker id, for how many seconds its row has been observed.
-        absent: By run id, for how many seconds its worker has had no row.
-        canceling: By run id, for how many seconds it has been in CANCELING.
+        rows: By worker id, its last row.
     """
 
-    observed_at: float | None = None
-    rows: dict[str, tuple[WorkerMetrics | BadRow, float]] = field(default_factory=dict)
-    present: dict[str, float] = field(default_factory=dict)
-    absent: dict[str, float] = field(default_factory=dict)
-    canceling: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, WorkerMetrics | BadRow] = field(default_factory=dict)
+    _observed_at: float = -math.inf
+    _heartbeats: LastChanges[str] = field(default_factory=LastChanges)
+    _present: LastChanges[str] = field(default_factory=LastChanges)
+    _absent: LastChanges[str] = field(default_factory=LastChanges)
+    _canceling: LastChanges[str] = field(default_factory=LastChanges)
 
     def observe(
         self,
@@ -71,52 +70,51 @@ class Heartbeats:
 
         A row that cannot be read shows in the same way whether its worker reports.
         """
-        step = 0.0 if self.observed_at is None else min(now - self.observed_at, LONGEST_GAP_SECONDS)
-        self.observed_at = now
-        seen: dict[str, WorkerMetrics | BadRow] = {row.worker_id: row for row in rows}
-        seen |= {row.key: row for row in unreadable}
-        self.rows = {
-            worker_id: (
-                row,
-                before[1] + step
-                if (before := self.rows.get(worker_id)) and _same_heartbeat(before[0], row)
-                else 0.0,
-            )
-            for worker_id, row in seen.items()
-        }
-        self.present = {worker_id: self.present.get(worker_id, -step) + step for worker_id in seen}
+        observed = (self._heartbeats, self._present, self._absent, self._canceling)
+        gap = max(now - self._observed_at - LONGEST_GAP_SECONDS, 0.0)
+        if math.isfinite(gap):
+            for changes in observed:
+                changes.shift(gap)
+        self._observed_at = now
+        self.rows = {row.worker_id: row for row in rows} | {row.key: row for row in unreadable}
         started = [
             r for r in runs if r.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
         ]
         canceling = [r for r in started if r.status is DagsterRunStatus.CANCELING]
-        self.absent = {
-            r.run_id: self.absent.get(r.run_id, -step) + step
-            for r in started
-            if r.worker_id not in seen
-        }
-        self.canceling = {r.run_id: self.canceling.get(r.run_id, -step) + step for r in canceling}
+        absent = [r for r in started if r.worker_id not in self.rows]
+        self._heartbeats.observe({key: _heartbeat(row) for key, row in self.rows.items()}, now)
+        self._present.observe(dict.fromkeys(self.rows, True), now)
+        self._absent.observe({r.run_id: True for r in absent}, now)
+        self._canceling.observe({r.run_id: True for r in canceling}, now)
 
     def silent_seconds(self, worker_id: str) -> float | None:
         """For how many seconds the row has not changed; None without a row."""
-        heartbeat = self.rows.get(worker_id)
-        return None if heartbeat is None else heartbeat[1]
+        return self._seconds(self._heartbeats, worker_id)
+
+    def absent_seconds(self, run_id: str) -> float:
+        """For how many seconds the worker of a run has had no row."""
+        return self._seconds(self._absent, run_id) or 0.0
+
+    def canceling_seconds(self, run_id: str) -> float:
+        """For how many seconds a run has been in CANCELING."""
+        return self._seconds(self._canceling, run_id) or 0.0
 
     def proven_seconds(self, worker_id: str, limit_seconds: float) -> float:
         """For how many seconds a worker has been observed that has changed its row since.
 
         0.0 if the row has never changed, or not within the limit.
         """
-        silent, present = self.silent_seconds(worker_id), self.present.get(worker_id, 0.0)
+        silent = self.silent_seconds(worker_id)
+        present = self._seconds(self._present, worker_id) or 0.0
         return 0.0 if silent is None or silent >= min(present, limit_seconds) else present
 
+    def _seconds(self, changes: LastChanges[str], key: str) -> float | None:
+        return self._observed_at - changes.since(key) if key in changes else None
 
-def _same_heartbeat(before: WorkerMetrics | BadRow, after: WorkerMetrics | BadRow) -> bool:
-    """Whether the worker wrote nothing in between. A drain request is written by others."""
-    if isinstance(before, BadRow) and isinstance(after, BadRow):
-        return before.heartbeat == after.heartbeat
-    if isinstance(before, BadRow) or isinstance(after, BadRow):
-        return False
-    return before.last_update_seconds == after.last_update_seconds and before.stats == after.stats
+
+def _heartbeat(row: WorkerMetrics | BadRow) -> object:
+    """What only the worker writes. A drain request is written by others."""
+    return row.heartbeat if isinstance(row, BadRow) else (row.last_update_seconds, row.stats)
 
 
 def find_mismatches(
@@ -132,12 +130,12 @@ def find_mismatches(
         action: Action = "report_canceled" if canceling else "report_failed"
         if silent is not None and silent > limit_seconds:
             reason = f"has not reported for {silent:.0f} s"
-        elif silent is None and heartbeats.absent.get(run.run_id, 0.0) > MISSING_ROW_SECONDS:
+        elif silent is None and heartbeats.absent_seconds(run.run_id) > MISSING_ROW_SECONDS:
             reason = f"has had no row for {MISSING_ROW_SECONDS:.0f} s"
         elif (
             silent is not None
             and canceling
-            and heartbeats.canceling.get(run.run_id, 0.0) > STUCK_CANCELING_SECONDS
+            and heartbeats.canceling_seconds(run.run_id) > STUCK_CANCELING_SECONDS
         ):
             action, reason = "request_drain", "keeps running while its run is being cancelled"
         else:

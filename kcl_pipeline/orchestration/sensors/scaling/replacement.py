@@ -72,7 +72,7 @@ class Replacement:
 
 def rows_view(heartbeats: Heartbeats, limit_seconds: float) -> WorkerRowsView:
     """Return the view of the last observation. Rows that cannot be read count as reporting."""
-    rows = {key: row for key, (row, _) in heartbeats.rows.items() if isinstance(row, WorkerMetrics)}
+    rows = {key: row for key, row in heartbeats.rows.items() if isinstance(row, WorkerMetrics)}
     is_busy = any(_has_committed(row, RECENT_BATCH_SECONDS) for row in rows.values())
     paused = {key: reason for key, row in rows.items() if (reason := _paused(row)) is not None}
     return WorkerRowsView(

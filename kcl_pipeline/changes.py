@@ -61,6 +61,10 @@ class LastChanges(Generic[K]):
         """Return whether a change was seen."""
         return self._known[key].has_changed
 
+    def seconds(self, now: float) -> dict[K, float]:
+        """Return for each key for how many seconds its value is unchanged."""
+        return {key: max(now - known.since, 0.0) for key, known in self._known.items()}
+
     def unchanged_for(self, seconds: float, now: float) -> frozenset[K]:
         """Return the keys whose value is unchanged for `seconds` or longer."""
         return frozenset(key for key, known in self._known.items() if now - known.since >= seconds)
