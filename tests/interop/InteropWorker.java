@@ -70,7 +70,8 @@ public final class InteropWorker {
             print("initialize", shard, input.extendedSequenceNumber().sequenceNumber(),
                     input.extendedSequenceNumber().subSequenceNumber(),
                     input.pendingCheckpointSequenceNumber() == null
-                            ? null : input.pendingCheckpointSequenceNumber().sequenceNumber());
+                            ? null : input.pendingCheckpointSequenceNumber().sequenceNumber(),
+                    hex(input.pendingCheckpointState()));
         }
 
         public void processRecords(ProcessRecordsInput input) {
@@ -97,6 +98,13 @@ public final class InteropWorker {
             } catch (Exception error) {
                 print("refused", shard, batch, error.getClass().getSimpleName());
             }
+        }
+
+        private static String hex(byte[] bytes) {
+            if (bytes == null) return null;
+            StringBuilder text = new StringBuilder();
+            for (byte one : bytes) text.append(String.format("%02x", one));
+            return text.toString();
         }
 
         /** Number of records up to the fifth of an aggregate; all if there is no aggregate. */

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .cases import Found
-from .checks import hand_over, mixed
+from .checks import hand_over, mixed, other
 from .fleet import SIDES, CaseFailedError, InteropFleet
 
 FOREIGN = "interopForeign"
@@ -102,6 +104,47 @@ def prepared_by_java(fleet: InteropFleet) -> Found:
     fleet.wait("the prepared records", lambda: all(one in fleet.commits.ids for one in first))
     restarted(fleet, "java")
     return Found(f"{len(first)} prepared records read by ours")
+
+
+def prepared_for(taker: str, by: str) -> Callable[[InteropFleet], Found]:
+    """Return a case: the record processor of the other side prepares checkpoints.
+
+    Args:
+        taker: The side whose processor must get the position and the state.
+        by: `handoff`, or `kill` of the worker that has prepared.
+    """
+
+    def run(fleet: InteropFleet) -> Found:
+        giving = other(taker)
+        worker = restarted(fleet, giving, checkpoint="prepare")
+        log, next_log = fleet.logs[worker], fleet.logs[fleet.of(taker)[0]]
+        fleet.wait(
+            "a prepared checkpoint",
+            lambda: any(it.lease in fleet.held_by(giving) for it in log.seen("prepared")),
+        )
+        key = [it.lease for it in log.seen("prepared") if it.lease in fleet.held_by(giving)][-1]
+        began = fleet.clock.monotonic()
+        if by == "handoff":
+            hand_over(fleet, giving, key)
+        else:
+            fleet.kill(worker)
+
+        def starts() -> list[tuple[str, ...]]:
+            return [it.words for it in next_log.seen("initialize", began) if it.lease == key]
+
+        fleet.wait("the next processor", lambda: bool(starts()))
+        prepared = {it.words[2] for it in log.seen("prepared") if it.lease == key}
+        _, position, _, pending, state = starts()[0]
+        if pending not in prepared or state != "010203" or position in prepared:
+            raise CaseFailedError(f"{next_log.path.name} began with {starts()[0]}")
+        first = [it.words[2] for it in log.seen("record") if it.lease == key]
+        fleet.wait("the prepared records", lambda: set(first) <= next_log.stored().keys())
+        if by == "handoff":
+            fleet.stop(worker)
+        mixed(fleet)
+        return Found(f"{len(first)} prepared records were delivered again, with their state")
+
+    return run
 
 
 def foreign(fleet: InteropFleet) -> Found:

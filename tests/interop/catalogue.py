@@ -40,6 +40,16 @@ CASES = (
     Case("prepared-java", "checkpoint prepared by Java", records.prepared_by_java),
     *(
         Case(
+            f"prepared-{by}-for-{side}",
+            f"record processors, checkpoint prepared for {NAMES[side]}, {by}",
+            records.prepared_for(side, by),
+            repeats=True,
+        )
+        for by in ("handoff", "kill")
+        for side in SIDES
+    ),
+    *(
+        Case(
             f"{by}-{side}-{'leader' if leads else 'follower'}",
             f"{'SIGTERM' if by == 'stop' else 'kill -9'} of {NAMES[side]} "
             f"{'that leads' if leads else 'that does not lead'}",

@@ -28,6 +28,7 @@ from .journal import Count, JavaLog, count, lost_leases
 from .traffic import Traffic
 
 MODULE = "tests.interop.pipeline:interop"
+PROCESSOR_MODULE = "tests.interop.processor:interop"
 POLL_SECONDS = 0.2
 LIMIT_SECONDS = 120.0
 SIDES = ("ours", "java")
@@ -53,6 +54,7 @@ class Application:
         defaults: Whether both sides have their default times.
         leaderless: Whether nobody assigns leases: workers take them, as in the Java KCL 2.x.
         fan_out: Whether both sides read with the same consumer of enhanced fan-out.
+        processor: Whether our workers run a record processor, which prints the lines of Java's.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Application:
     defaults: bool = False
     leaderless: bool = False
     fan_out: bool = False
+    processor: bool = False
 
 
 class InteropFleet:
@@ -129,11 +132,12 @@ class InteropFleet:
             settings["retrieval"] = {"retrieval_mode": "fan_out", "consumer_name": "shared"}
         if "layout" in extra:
             settings["table_layout"] = extra["layout"]
+        module = PROCESSOR_MODULE if self.application.processor else MODULE
         if "batch_records" in extra:
             settings["batch"] = {"max_batch_records": int(extra["batch_records"])}
         self.workers[name] = self._processes.start(
             name,
-            ["-m", "kcl_pipeline.cli", "worker", "-p", MODULE, "--worker-id", name],
+            ["-m", "kcl_pipeline.cli", "worker", "-p", module, "--worker-id", name],
             {
                 "INTEROP_NAME": self.application.name,
                 "INTEROP_STREAMS": ",".join(self.streams),
@@ -141,8 +145,11 @@ class InteropFleet:
                 "INTEROP_WORKER": name,
                 "INTEROP_SETTINGS": json.dumps(settings),
                 "INTEROP_PAUSE": extra.get("pause", "0"),
+                "INTEROP_CHECKPOINT": extra.get("checkpoint", "each"),
             },
         )
+        if self.application.processor:
+            self.logs[name] = JavaLog(self._folder / f"{name}.log")
 
     def _start_java(self, name: str, extra: Mapping[str, str]) -> None:
         application = self.application

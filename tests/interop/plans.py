@@ -10,7 +10,13 @@ from .cases_layouts import begin_deployed, begin_init
 from .catalogue import CASES
 from .fleet import InteropFleet
 
-SPECIAL = ("join-of-java", "stays", "moved", "upgrade", "older", "recreated")
+PREPARED = (
+    "prepared-handoff-for-ours",
+    "prepared-handoff-for-java",
+    "prepared-kill-for-ours",
+    "prepared-kill-for-java",
+)
+SPECIAL = (*PREPARED, "join-of-java", "stays", "moved", "upgrade", "older", "recreated")
 ALL = tuple(case.name for case in CASES if case.name not in SPECIAL)
 DEPLOYED = (*ALL, "stays", "moved")
 SHORT = (
@@ -128,6 +134,14 @@ PLANS = (
         "ours",
         FEW,
         options={"streams": 2, "shards": 2},
+    ),
+    Plan(
+        "processors",
+        "three tables, record processors on both sides",
+        "3.5",
+        "ours",
+        ("join", "handoff-ours", "handoff-java", "split-ours", "merge", *PREPARED),
+        options={"processor": True},
     ),
     Plan("again", "three tables, stream created again", "3.5", "ours", ("join", "recreated")),
     Plan(

@@ -128,7 +128,9 @@ def value_of(key):
         return "team=orders,stage=test"
     if key.endswith("BillingMode"):
         return "PAY_PER_REQUEST"
-    if key.endswith(("Enabled", "Metrics", "Overshoot", "Assignment", "Shards", "Completion")):
+    if key == "disableWorkerMetrics" or key.endswith(
+        ("Enabled", "Overshoot", "Assignment", "Shards", "Completion")
+    ):
         return "false"
     return "10"
 
