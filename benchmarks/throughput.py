@@ -10,7 +10,8 @@ Consumers alternate in each round, with both record sizes. Results are medians o
 workers that commit exactly once into a Delta table. Their lease rows are in the embedded AWS, like
 those of the Java peers. `ours_from_json` and `structured_streaming` parse JSON text by one Spark
 function into the same four columns of a Delta table; the second reads the records from text files
-in the page cache.
+in the page cache. `kclpy` and `ours_kclpy` run one record processor, under the MultiLangDaemon and
+under a worker of this project.
 
 A peer that cannot be set up has the result null, and `reasons` contains the reason. All processes
 end with this process, even if it is killed.
@@ -49,6 +50,7 @@ from benchmarks.peers.setup import (
     async_kinesis_command,
     java_kcl_command,
     kclpy_command,
+    ours_kclpy_command,
     structured_streaming_command,
 )
 from benchmarks.peers.tied import tied
@@ -86,8 +88,8 @@ class World:
 class Sample:
     """Result of one run of one consumer.
 
-    It has records, elapsed seconds, processor seconds of consumer and server, and the machine's
-    load.
+    It has records, elapsed seconds, processor seconds of consumer and server, the machine's load,
+    and the memory of all processes of the consumer at the end, in MB.
     """
 
     records: int
@@ -95,6 +97,7 @@ class Sample:
     cpu_s: float
     server_cpu_s: float
     load: float
+    memory_mb: float
 
 
 Command = Callable[[World], list[str]]
@@ -129,6 +132,7 @@ WAYS: dict[str, Command] = {
     "kclpy": lambda world: kclpy_command(
         world.kept, world.folder, world.stream, world.kinesis, world.dynamodb
     ),
+    "ours_kclpy": lambda world: ours_kclpy_command(world.folder, world.stream),
 }
 
 
@@ -154,6 +158,15 @@ def cpu_of(process: psutil.Process) -> float:
         except psutil.NoSuchProcess:
             continue
         total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def memory_of(process: psutil.Process) -> float:
+    """Return the memory of a process and its descendants in MB. Shared pages count once."""
+    total = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):
+            total += one.memory_full_info().pss / 1e6
     return total
 
 
@@ -236,6 +249,7 @@ def observe(
                     cpu - start.cpu_s,
                     server - start.server_cpu_s,
                     os.getloadavg()[0],
+                    memory_of(tree),
                 )
 
 
@@ -280,6 +294,7 @@ def figures(samples: list[Sample], size: int) -> dict[str, float]:
         "cores": median(lambda s: s.cpu_s / s.seconds, 2),
         "server_cores": median(lambda s: s.server_cpu_s / s.seconds, 2),
         "load": median(lambda s: s.load, 1),
+        "memory_mb": median(lambda s: s.memory_mb, 0),
     }
 
 
@@ -290,7 +305,10 @@ def ratio(of: dict[str, Any], ours_way: str, peer: str, figure: str) -> float | 
 
 
 def ratios(of: dict[str, Any]) -> dict[str, float | None]:
-    """Return the ratios. Targets of the first six: 5, 5, 5, 3 (5 at 100 B), 1 and 1 (at 1 KB)."""
+    """Return the ratios. Targets of the first six: 5, 5, 5, 3 (5 at 100 B), 1 and 1 (at 1 KB).
+
+    Of `kclpy_vs_ours_kclpy_cpu_s_per_gb`: 5.
+    """
     return {
         **{
             f"reader_vs_{peer}_records_per_s": ratio(of, "ours_reader", peer, "records_per_s")
@@ -304,6 +322,8 @@ def ratios(of: dict[str, Any]) -> dict[str, float | None]:
         "structured_streaming_vs_from_json_cpu_s_per_gb": ratio(
             of, "structured_streaming", "ours_from_json", "cpu_s_per_gb"
         ),
+        "kclpy_vs_ours_kclpy_cpu_s_per_gb": ratio(of, "kclpy", "ours_kclpy", "cpu_s_per_gb"),
+        "kclpy_vs_ours_kclpy_memory_mb": ratio(of, "kclpy", "ours_kclpy", "memory_mb"),
         "arrow_vs_driver_records_per_s": ratio(of, "ours_arrow", "ours_driver", "records_per_s"),
     }
 

@@ -1,10 +1,12 @@
 """Wrapper that runs a command and prints twice per second the sum of counters in files.
 
-Each file of the directory FOLDER contains one counter: `python counted.py FOLDER COMMAND…`.
+Each file of the directory FOLDER contains one counter: `python counted.py FOLDER COMMAND…`. The
+command has the directory as COUNTED_FOLDER in its environment.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from tied import tied  # (a program of its own, next to this one)
 
 
 def main(folder: Path, command: list[str]) -> None:
+    os.environ["COUNTED_FOLDER"] = str(folder)
     with subprocess.Popen(tied(command), stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(0.5)

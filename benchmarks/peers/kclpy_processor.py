@@ -1,13 +1,13 @@
 """kclpy record processor that counts records.
 
-One process runs per shard, and each writes its count to its own file: `python kclpy_processor.py
-FOLDER`.
+Each shard writes its count to its own file in the folder COUNTED_FOLDER of the environment. Under
+the MultiLangDaemon a process runs per shard. `setup.ours_kclpy_command` runs the same file with its
+imports changed.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ class Counter(processor.RecordProcessorBase):
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        self.file = folder / str(os.getpid())
+        self.folder = folder
         self.taken = self.size = 0
 
     def initialize(self, initialize_input: Any) -> None:
-        """Do nothing."""
+        """Name the file."""
+        self.file = self.folder / initialize_input.shard_id
 
     def process_records(self, process_records_input: Any) -> None:
         """Count the records and write the total to the file."""
@@ -44,4 +45,4 @@ class Counter(processor.RecordProcessorBase):
 
 
 if __name__ == "__main__":
-    kcl.KCLProcess(Counter(Path(sys.argv[1]))).run()
+    kcl.KCLProcess(Counter(Path(os.environ["COUNTED_FOLDER"]))).run()

@@ -160,7 +160,7 @@ def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb:
     jars = next((kept / "kclpy-ext").glob("lib/python*/site-packages/amazon_kclpy/jars"))
     counter = folder / "counted"
     properties = {
-        "executableName": f"{python} {HERE / 'kclpy_processor.py'} {counter}",
+        "executableName": f"{python} {HERE / 'kclpy_processor.py'}",
         "streamName": stream,
         "applicationName": "bench-kclpy",
         "AwsCredentialsProvider": "DefaultCredentialsProvider",
@@ -186,3 +186,24 @@ def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb:
         str(target),
     ]
     return [sys.executable, str(HERE / "counted.py"), str(counter), *daemon]
+
+
+def ours_kclpy_command(folder: Path, stream: str) -> list[str]:
+    """Return the command of our worker with kclpy's record processor, its imports changed."""
+    counter, script = folder / "counted", folder / "processor.py"
+    text = (HERE / "kclpy_processor.py").read_text()
+    script.write_text(text.replace("amazon_kclpy", "kcl_pipeline.processors.kclpy"))
+    target = folder / "ours.properties"
+    properties = {
+        "executableName": script.name,
+        "streamName": stream,
+        "applicationName": "bench-ours-kclpy",
+        "initialPositionInStream": "TRIM_HORIZON",
+        "retrievalMode": "POLLING",
+        "maxRecords": "10000",
+        "idleTimeBetweenReadsInMillis": "200",
+        "failoverTimeMillis": "2000",
+    }
+    target.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
+    worker = [sys.executable, "-m", "kcl_pipeline.cli", "worker", "--properties", str(target)]
+    return [sys.executable, str(HERE / "counted.py"), str(counter), *worker]
