@@ -19,7 +19,8 @@ from kcl_pipeline.pipeline import KinesisPipeline
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("boto3", "botocore", "dagster", "pyspark", "pyarrow", "deltalake", "pydantic", "moto")
-PUBLIC = {"kcl_pipeline", "kcl_pipeline.testing"}
+KCLPY = "kcl_pipeline.processors.kclpy"
+PUBLIC = {"kcl_pipeline", "kcl_pipeline.testing", KCLPY, f"{KCLPY}.v3"}
 DEEP = re.compile(r"(?:from|import)\s+(kcl_pipeline(?:\.\w+)*)")
 
 
