@@ -215,6 +215,11 @@ class ProcessorCalls:
             raise TransformFailedError(f"{what} {reason}; it is called again") from error
         del self._shards[held.lease_key]
 
+    def is_checkpointed(self, lease_key: str) -> bool:
+        """Return whether all records that were delivered are checkpointed. Any thread may call."""
+        shard = self._shards.get(lease_key)
+        return shard is not None and shard.checkpointer.is_complete
+
     def leave(self, helds: Sequence[Held]) -> None:
         """Call `shutdown_requested` once for each lease that will be given away."""
         leaving = [s for s in map(self._of, helds) if s is not None and not s.is_leaving]

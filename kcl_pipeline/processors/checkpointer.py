@@ -76,6 +76,11 @@ class Checkpointer:
         """Whether the end of the shard is checkpointed."""
         return self._last.is_shard_end
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was delivered is checkpointed."""
+        return self._last == self._largest
+
     def checkpoint(
         self,
         sequence_number: str | Record | None = None,

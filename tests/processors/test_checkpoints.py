@@ -79,6 +79,17 @@ def test_the_worker_writes_no_checkpoint(delivered):
     assert row_of(world).checkpoint == Position(records[3].sequence_number)
 
 
+def test_a_row_says_up_to_when_records_are_read_if_they_are_checkpointed(delivered):
+    """Otherwise the loss of records that leave retention unprocessed would not be found."""
+    world, records, checkpointer, _ = delivered
+    arrived = records[-1].timestamp_millis
+    world.run(30)
+    assert (row_of(world).read_up_to_millis or 0) < arrived
+    checkpointer.checkpoint()
+    world.run(30)
+    assert row_of(world).read_up_to_millis >= arrived
+
+
 def test_records_after_the_checkpoint_are_delivered_to_the_next_owner(delivered):
     world, records, checkpointer, calls = delivered
     checkpointer.checkpoint(records[3])

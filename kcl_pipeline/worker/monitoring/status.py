@@ -16,6 +16,7 @@ from kcl_pipeline.leases.state.worker_status import (
     lags_by_stream,
     other_lags,
 )
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.version import __version__
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.pauses import ShardPause
@@ -51,10 +52,13 @@ def worker_status(
         hung: Set while the worker is hung.
         stalled: The leases that make no progress, those that stand still longest first.
     """
-    now = dependencies.clock.monotonic()
+    now, sink = dependencies.clock.monotonic(), dependencies.sink
+    processors = sink if isinstance(sink, ProcessorCalls) else None
     for key, millis in lag.millis.items():
         state = source.state_of(key)
         if state is None or state.read_up_to_millis is None or state.read_at is None:
+            continue
+        if processors is not None and not processors.is_checkpointed(key):
             continue
         # All records are in the table that arrived until the shard was read, or until the arrival
         # of its oldest record that is not committed. Both are times of the service, because the
