@@ -167,7 +167,7 @@ def test_a_lost_lease(delivered):
     world, _, checkpointer, calls = delivered
     world.leases.view().assign(row_of(world), "w-2")
     assert calls.refusal(checkpointer.checkpoint) == SHUTDOWN
-    world.run(1)
+    world.run_without_leader(1)
     assert calls.names()[-1] == "lease_lost"
     assert calls.refusal(checkpointer.checkpoint) == SHUTDOWN
     assert row_of(world).checkpoint == TRIM_HORIZON
