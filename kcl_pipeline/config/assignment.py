@@ -83,12 +83,6 @@ class AssignmentSettings(StrictSettings):
     max_throughput_per_group_kbps: float = Field(
         math.inf, gt=0, description="balanced: per worker group"
     )
-    leaderless_after_millis: int = Field(
-        180_000,
-        ge=1_000,
-        description="Workers assign leases without a leader when nobody has led for this time. "
-        "Longer than a Java worker needs to become leader",
-    )
     max_leases_to_steal_at_one_time: int = Field(
         1, ge=1, description="Without a leader: leases that a worker takes at once from another one"
     )

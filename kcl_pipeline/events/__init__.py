@@ -7,7 +7,6 @@ An `EventSink` receives them. It must be fast and must not raise.
 from kcl_pipeline.events.base import Event, EventSink, ignore_events
 from kcl_pipeline.events.leader import (
     ClientVersionChanged,
-    CoordinationChanged,
     CycleFailed,
     DrainRequested,
     HoleFound,
@@ -76,7 +75,6 @@ __all__ = [
     "BatchCommitted",
     "BatchRefused",
     "ClientVersionChanged",
-    "CoordinationChanged",
     "CpuSourceSkipped",
     "CycleFailed",
     "CycleFinished",

@@ -50,20 +50,6 @@ class ClientVersionChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinationChanged(Event):
-    """A worker begins to take leases without a leader, or leaves this to a leader again.
-
-    Attributes:
-        leaderless: Whether it takes leases itself from now on.
-        reason: A sentence.
-    """
-
-    worker_id: str
-    leaderless: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class LeasesCreated(Event):
     """Shard sync created lease rows."""
 

@@ -34,9 +34,9 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import CycleFailed, DrainRequested, EventSink, PlanMade
 from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
+from kcl_pipeline.leader.kcl2 import TAKE_AND_STEAL, UpgradeFrom2x, workers_take_leases
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection, NotLeadingError, lock_settings
-from kcl_pipeline.leader.migration.client_version import UpgradeFrom2x
 from kcl_pipeline.leader.moves import MoveWriter
 from kcl_pipeline.leader.phase import CycleContext, Deadline, Map, Scan, is_local, scan
 from kcl_pipeline.leader.report import CycleReport, error_sentence, report_of
@@ -61,7 +61,6 @@ from kcl_pipeline.leases.tables import (
     WorkerMetricsTable,
 )
 from kcl_pipeline.planning import strategies
-from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
 from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.planning.state import prepare, whole_plan
 
@@ -400,7 +399,7 @@ class LeaseAssignment:
         worker has joined, and every `variance_balancing_frequency` assignment intervals. In a
         leaderless application the workers take leases themselves.
         """
-        if self._settings.coordination == "leaderless" or self._version.is_leaderless:
+        if workers_take_leases(self._settings, self._version):
             context.plan = Plan(TAKE_AND_STEAL, ())
             return
         seen = self.liveness.observation(context.scan_started)

@@ -15,7 +15,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.assign import LeaseAssignment
-from kcl_pipeline.leader.migration.client_version import followed_version
+from kcl_pipeline.leader.kcl2 import followed_version
 from kcl_pipeline.leader.phase import Map
 from kcl_pipeline.leader.report import CycleReport, noted
 from kcl_pipeline.leader.streams.selection import StreamSelection
@@ -193,11 +193,6 @@ class LeaderCycle:
     def is_watcher(self) -> bool:
         """Whether this process, which does not lead, scans the tables all the time."""
         return self._assignment.watch.is_watcher
-
-    @property
-    def led_at(self) -> float:
-        """When this process last knew that somebody leads. See `LeaderElection`."""
-        return self._assignment.election.led_at
 
     @property
     def misses_table(self) -> bool:

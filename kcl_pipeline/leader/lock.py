@@ -89,9 +89,6 @@ class LeaderElection:
     Attributes:
         confirmed_at: Start of the last successful write of the lock in monotonic seconds.
         held: The lock, if this candidate holds it.
-        led_at: When this candidate last knew that somebody leads, in monotonic seconds: it has
-            written the lock, or has read a new version of another leader. Before that, the time of
-            its creation.
         seen_owner: Owner of the lock in the last read. None: it had none.
         term: Number of acquisitions. Between two of them, others may have led.
         unreadable: Why the lock could not be read in the last read. None: it could.
@@ -125,7 +122,6 @@ class LeaderElection:
         self._rng = rng
         self._resume_own_name = resume_own_name
         self.confirmed_at = 0.0
-        self.led_at = clock.monotonic()
         self._next_version: str | None = None
         self._claim: LeaderLock | None = None
         self._claimed_at = 0.0
@@ -180,7 +176,7 @@ class LeaderElection:
         self._next_version = None
         if kept:
             self.held = replace(lock, version=version)
-            self.confirmed_at = self.led_at = began
+            self.confirmed_at = began
             return True
         self.held = None
         self._observed = None
@@ -278,8 +274,7 @@ class LeaderElection:
         return read_started - self._observed[1] <= item.lease_duration_millis / 1000
 
     def _observe(self, lock: LeaderLock) -> None:
-        self.led_at = self._clock.monotonic()
-        self._observed = (lock.version, self.led_at)
+        self._observed = (lock.version, self._clock.monotonic())
 
     def _acquire(self) -> bool:
         if self._is_held_by_another():
@@ -338,7 +333,7 @@ class LeaderElection:
 
     def _now_leading(self, lock: LeaderLock, stolen_from: str | None, confirmed_at: float) -> bool:
         self._claim = self._free_since = None
-        self.confirmed_at = self.led_at = confirmed_at
+        self.confirmed_at = confirmed_at
         self._observed = None
         self.term += 1
         self.held = lock

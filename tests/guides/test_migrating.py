@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kcl_pipeline.cli.doctor.migration import check_client_version
-from kcl_pipeline.leader.migration import client_version
+from kcl_pipeline.leader import kcl2
 from kcl_pipeline.leases import migration
 from kcl_pipeline.leases.migration import CONFIG_3X
 from kcl_pipeline.status.snapshot import Snapshot
@@ -23,8 +23,8 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch):
     """The ten minutes of the page, and the minute in which processes follow."""
-    monkeypatch.setattr(client_version, "READY_SECONDS", READY)
-    monkeypatch.setattr(client_version, "CHECK_SECONDS", LOOK)
+    monkeypatch.setattr(kcl2, "READY_SECONDS", READY)
+    monkeypatch.setattr(kcl2, "CHECK_SECONDS", LOOK)
     monkeypatch.setattr(migration, "LOOK_SECONDS", LOOK)
 
 

@@ -39,7 +39,6 @@ HEALTHY = {
     ev.LeaseMoved,
     ev.MoveRefused,
     ev.DrainRequested,
-    ev.CoordinationChanged,
     ev.ClientVersionChanged,
 }
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.planning.kcl.take import SeenLease, TakeLimits, Takings, leases_to_take
+from kcl_pipeline.leader.kcl2 import SeenLease, TakeLimits, Takings, leases_to_take
 
 FAILOVER = 10.0
 LIMITS = TakeLimits(FAILOVER)

@@ -35,7 +35,6 @@ SAMPLES = [
     ev.ClientVersionChanged(
         "w1", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_2X", "KclMigrationTool-rollback"
     ),
-    ev.CoordinationChanged("w1", True, "nobody has led for 180 s"),
     ev.AggregatesRejected("shardId-1", "7", 1, 2, 3),
     ev.ShardPaused("w1", "shardId-1", "3 of 4 records fail", 2, 30.0, 60.0),
     ev.ShardResumed("w1", "shardId-1", 3, 90.0),

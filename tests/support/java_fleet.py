@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from kcl_pipeline.events import ClientVersionChanged
-from kcl_pipeline.leader.taking import LeaseTaker
+from kcl_pipeline.leader.kcl2 import LeaseTaker
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON

@@ -48,9 +48,6 @@ _HANDS_BACK: Final = 0.3
 _SAVES_SCANS: Final = 0.7
 _LEADERLESS: Final = 0.25
 
-LEADERLESS_SECONDS: Final = 4.0
-"""Workers fall back when nobody has led for this time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -165,7 +162,6 @@ def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> Cons
                 "lease_assignment_interval_millis": 3_000 if scenario.saves_scans else 1_000,
                 "variance_balancing_frequency": 1 if scenario.saves_scans else 3,
                 "lease_assignment_strategy": strategy,
-                "leaderless_after_millis": round(LEADERLESS_SECONDS * 1000),
             },
             "coordination": "leaderless" if scenario.leaderless else "leader",
             "leader": {

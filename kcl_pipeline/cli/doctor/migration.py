@@ -5,7 +5,7 @@ from typing import Final
 
 from kcl_pipeline.cli.doctor.finding import ok, problem, warning
 from kcl_pipeline.errors import KclError, UnreadableRowError
-from kcl_pipeline.leader.migration.client_version import READY_SECONDS
+from kcl_pipeline.leader.kcl2 import READY_SECONDS
 from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.migration import (
     CONFIG_3X,

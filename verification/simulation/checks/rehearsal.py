@@ -13,14 +13,14 @@ from typing import Final
 from verification.simulation.checks.leases import Moved
 from verification.simulation.environment.calls import LOCK_WRITES
 from verification.simulation.incidents.hosts import SENSOR, STRATEGIES
-from verification.simulation.scenario import FAILOVER_SECONDS, LEADERLESS_SECONDS
+from verification.simulation.scenario import FAILOVER_SECONDS
 from verification.simulation.world import World
 
 CONVERGE_SECONDS: Final = 12.0
 STEADY_SECONDS: Final = 6.0
 STOP_SECONDS: Final = 5.0
-NO_LEADER_SECONDS: Final = LEADERLESS_SECONDS + 8 * FAILOVER_SECONDS
-"""A worker notices that nobody leads, scans, and scans again after twice the failover time."""
+NO_LEADER_SECONDS: Final = 8 * FAILOVER_SECONDS
+"""A worker of a leaderless application scans, and scans again after twice the failover time."""
 _PERIOD: Final = 0.2
 
 
@@ -45,7 +45,11 @@ def rehearse(
 
 
 def _without_leader(world: World, unowned: Callable[[], list[str]], violations: list[str]) -> None:
-    """Kill a worker while nobody can lead; then let somebody lead again."""
+    """Kill a worker while nobody can lead; then let somebody lead again.
+
+    In a leaderless application the others take its leases meanwhile; in another one, a leader
+    assigns them afterwards.
+    """
     at_work = [m for m in world.workers_at_work() if m.mode == "continuous"]
     if len({m.worker_id for m in at_work}) < 2:  # noqa: PLR2004 (somebody has to be left)
         return
@@ -57,11 +61,14 @@ def _without_leader(world: World, unowned: Callable[[], list[str]], violations: 
     until = world.scheduler.now + NO_LEADER_SECONDS
     while world.scheduler.now < until and unowned():
         _load(world, _PERIOD)
-    if left := unowned():
+    left = unowned()
+    if left and world.scenario.leaderless:
         violations.append(f"L9: {NO_LEADER_SECONDS:.0f} s without a leader: {'; '.join(left)}")
     world.note("-- somebody can lead again")
     world.weather.down_sites.clear()
     _load(world, CONVERGE_SECONDS)
+    if left := unowned():
+        violations.append(f"L9: {CONVERGE_SECONDS:.0f} s after that: {'; '.join(left)}")
 
 
 def back_and_forth(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:

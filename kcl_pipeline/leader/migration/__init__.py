@@ -1,1 +1,0 @@
-"""Follow an application from KCL 2.x."""
