@@ -40,12 +40,12 @@ class Background:
         spawn: Starts a thread.
 
     Attributes:
-        stop: Set to stop all loops, apart from those that run until the others have ended.
+        stop: Set to stop all loops, apart from those that are last.
     """
 
     def __init__(self, clock: Clock, spawn: Spawn = spawn_thread) -> None:
         self.stop: StopSignal = clock.signal()
-        self._others_ended = clock.signal()
+        self._end = clock.signal()
         self._clock = clock
         self._spawn = spawn
         self._threads: list[Joinable] = []
@@ -58,10 +58,10 @@ class Background:
         Args:
             name: Name of the thread.
             step: One step of the loop.
-            is_last: The loop goes on until the other loops have ended, or `join` has waited for
-                them. So leases are renewed while a call of another loop hangs.
+            is_last: The loop goes on until `end`. So leases are renewed while a call of another
+                loop hangs, and until they are released.
         """
-        stop = self._others_ended if is_last else self.stop
+        stop = self._end if is_last else self.stop
 
         def loop() -> None:
             try:
@@ -79,21 +79,28 @@ class Background:
             raise self._failures[0]
 
     def join(self, seconds: float) -> bool:
-        """Stop all loops and wait up to `seconds` for them, then for those that are last.
+        """Stop the loops that are not last, and wait up to `seconds` for them.
 
         Returns:
-            Whether all have ended.
+            Whether they have ended.
         """
         self.stop.set()
-        self._join(self._threads, seconds)
-        self._others_ended.set()
-        self._join(self._last_threads, seconds)
-        return not any(thread.is_alive() for thread in (*self._threads, *self._last_threads))
+        return self._join(self._threads, seconds)
 
-    def _join(self, threads: Sequence[Joinable], seconds: float) -> None:
+    def end(self, seconds: float) -> bool:
+        """Stop the loops that are last, and wait up to `seconds` for them.
+
+        Returns:
+            Whether they have ended.
+        """
+        self._end.set()
+        return self._join(self._last_threads, seconds)
+
+    def _join(self, threads: Sequence[Joinable], seconds: float) -> bool:
         end = self._clock.monotonic() + seconds
         for thread in threads:
             thread.join(max(end - self._clock.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in threads)
 
 
 class Due:

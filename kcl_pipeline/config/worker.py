@@ -41,13 +41,21 @@ class WorkerSettings(StrictSettings):
         " in its row, and a failing check. A call of the transform with the write of its rows is "
         "one step. Choose more than the longest one takes",
     )
+    stop_timeout_millis: int = Field(
+        20_000,
+        ge=100,
+        description="How long a worker that was told to stop (SIGTERM, Ctrl-C, termination in "
+        "Dagster) waits for a call of the transform, or of a function as the sink. Then it abandons"
+        " the batch, which is read again, releases its leases and ends. A call to AWS or to the "
+        "store is waited for 2.5 s at most. Set the grace period of the platform at least 8 s "
+        "above it",
+    )
     stop_hung_after_millis: int | None = Field(
         None,
         ge=10,
         description="A worker that has been in one step for this time, while records wait, "
-        "releases its leases and ends its run as failed. Not below hung_after_millis. With this "
-        "setting the processing thread is not the main thread. None: a hung worker keeps its "
-        "leases until the step ends or a person ends the process",
+        "releases its leases and ends its run as failed. Not below hung_after_millis. None: a hung "
+        "worker keeps its leases until the step ends or a person ends the process",
     )
     useless_after_millis: int = Field(
         300_000,

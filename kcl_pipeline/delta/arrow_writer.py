@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -20,6 +20,7 @@ from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.schema import untyped
 from kcl_pipeline.delta.storage.storage import Storage, open_storage, table_root
 from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.transform.arrow import (
     ArrowTransform,
     apply_arrow_transform,
@@ -67,8 +68,10 @@ class ArrowBatchWriter:
         self._storage = storage or open_storage(table_root(table_uri), storage_options)
         self._threads = threads or os.cpu_count() or 1
         self._clock = SystemClock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
         self._memory = memory
+        self.before_files: Callable[[], None] = lambda: None
+        """Called after the transform, before the first file of a batch."""
 
     def write(self, batch: Batch) -> Written:
         """Transform and write a batch (see `BatchWriter.write`)."""
@@ -86,6 +89,7 @@ class ArrowBatchWriter:
         # The records themselves are counted already. A result may share their buffers.
         if self._memory is not None and self._transform is not None:
             counting = self._memory.counting("result", table.nbytes)
+        self.before_files()
         with counting:
             files = self._files(table, folder, int(self._clock.wall() * 1000))
         typed = [
@@ -126,7 +130,7 @@ class ArrowBatchWriter:
             return write(0)
         # Kept for later batches: new threads would allocate their encoding memory again, which
         # takes a tenth of the time.
-        self._pool = self._pool or ThreadPoolExecutor(self._threads, thread_name_prefix="write")
+        self._pool = self._pool or DaemonPool(self._threads, "write")
         written = [self._pool.submit(write, number) for number in range(parts)]
         wait(written)  # also after a failure, so that no thread writes after this call
         return tuple(file for files in written for file in files.result())

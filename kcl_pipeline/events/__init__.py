@@ -32,6 +32,7 @@ from kcl_pipeline.events.measurements import (
 )
 from kcl_pipeline.events.processing import (
     ArrowMemorySkipped,
+    BatchAbandoned,
     HangStep,
     ShardsLeftToOthers,
     WorkerHung,
@@ -72,6 +73,7 @@ __all__ = [
     "AnnouncementRejected",
     "ArrowMemorySkipped",
     "AwsTrouble",
+    "BatchAbandoned",
     "BatchCommitted",
     "BatchRefused",
     "ClientVersionChanged",

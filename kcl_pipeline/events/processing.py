@@ -55,6 +55,22 @@ class WorkerResumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchAbandoned(Event):
+    """A worker that must end does not wait for its processing thread any longer.
+
+    The batch, if there was one, is read again by the next owners of its leases.
+
+    Attributes:
+        step: What the thread does.
+        seconds: Time since the step began.
+    """
+
+    worker_id: str
+    step: HangStep
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ArrowMemorySkipped(Event):
     """Batches or results of Spark are passed in a slower way than as Arrow columns in memory.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -53,6 +52,7 @@ from kcl_pipeline.pipeline.output import (
     SessionFactory,
     sink_address,
 )
+from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
@@ -304,7 +304,7 @@ class KinesisPipeline:
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
         # Its threads start with the first scan of several segments or the first moves
-        pool = ThreadPoolExecutor(LEADER_THREADS, "leader-calls")
+        pool = DaemonPool(LEADER_THREADS, "leader-calls")
         tables = open_tables(self.settings, clients, clock, map_=pool.map)
         events = observed_leader(
             events, tables.coordinator, self.settings, clock, owner_name, clients

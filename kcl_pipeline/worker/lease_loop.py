@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
 from kcl_pipeline.background import Due
 from kcl_pipeline.clock import StopSignal
@@ -18,7 +20,6 @@ from kcl_pipeline.events import (
     WorkerIdShared,
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
@@ -41,14 +42,32 @@ SECOND_REPORT_SECONDS: Final = 2.0
 """Short, because a leader considers a worker alive only after its row has changed."""
 
 
+@dataclass(slots=True)
+class _Sweep:
+    """One renewal of all leases: the calls that it has started, and how they ended.
+
+    Attributes:
+        began: When it began (monotonic seconds).
+        ended: When its last call ended.
+        calls: Number of calls.
+        renewed: One item for each call that has ended: whether it renewed its lease.
+    """
+
+    began: float
+    ended: float
+    calls: int = 0
+    renewed: list[bool] = field(default_factory=list)
+
+
 class LeaseLoop:
     """Renew, discover and report, each when it is due. One thread calls `tick`.
 
-    `map` runs the calls for single leases, and does not wait for slow ones. No step waits for the
-    lock of a lease: a call that another thread makes for it may hang. Discovery and metrics are
-    `tasks` that this thread only starts: a query of the index is repeated for up to 15 s while it
-    is throttled, longer than a lease lives. `map_lookups` runs the reads of discovery. In an
-    application that was rolled back to KCL 2.x (`is_2x`), there may be no index and no worker
+    The tick makes no call: it submits calls to `calls`, and a later tick collects them. A call that
+    hangs delays only itself: renewals and look-ups have a key for each lease, the query of the
+    index and the report have one each. A row has at most one call of this loop in flight. What
+    other threads write is excluded by `HeldLeases`, which skips a row that another thread writes.
+
+    In an application that was rolled back to KCL 2.x (`is_2x`), there may be no index and no worker
     metrics row: leases come from `coordination` only. `no_table` is called when a table is missing.
     """
 
@@ -59,11 +78,9 @@ class LeaseLoop:
         reporter: WorkerMetricsReporter,
         stalls: StallWatch,
         source: BatchSource,
-        map: MapCallable,  # noqa: A002 (it stands for the builtin)
+        calls: InFlight,
         stop: StopSignal,
         *,
-        tasks: InFlight,
-        map_lookups: MapCallable,
         hangs: HangWatch,
         useless: UselessWatch,
         lag: Callable[[], Lag],
@@ -83,9 +100,8 @@ class LeaseLoop:
         self._has_told_commit = False
         self._is_2x = is_2x
         self._source = source
-        self._map = map
-        self._tasks = tasks
-        self._map_lookups = map_lookups
+        self._calls = calls
+        self._sweep: _Sweep | None = None
         self._stop = stop
         clock, settings = dependencies.clock, dependencies.settings
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
@@ -103,11 +119,21 @@ class LeaseLoop:
         """Run the tasks that are due; return the seconds until the next one is due.
 
         A task that fails does not prevent the others. After a stop only renewals go on.
+
+        Raises:
+            Exception: An unexpected error of a call.
         """
-        self._tasks.collect()
+        self._calls.collect()
+        self._report_sweep(is_over=False)
         if self._renewal.ready():
-            self._run(LeaseTask.RENEWAL, "renewal", lambda: self._leases.renew_all(map=self._map))
-            self._map(self._force_handoff, self._leases.overdue_handoffs())
+            self._report_sweep(is_over=True)
+            # First, because a lease has one call in flight, and the transfer ends its renewals
+            for held in self._leases.overdue_handoffs():
+                self._start(held.lease_key, partial(self._force_handoff, held))
+            now = self._dependencies.clock.monotonic()
+            self._sweep = _Sweep(began=now, ended=now)
+            self._leases.renew_all(map=partial(self._renew, self._sweep))
+            self._report_sweep(is_over=False)
             self._stalls.look()
             self._hangs.look()
             if not self._is_2x():  # its discovery is another one
@@ -126,13 +152,13 @@ class LeaseLoop:
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()
             if not (self._stop.is_set() or self._is_2x()):
-                self._tasks.start(LeaseTask.DISCOVERY, self._discover)
+                self._calls.start(LeaseTask.DISCOVERY, self._discover)
         captures = self._capture.ready()
         reports = (self._report.ready() or self._is_first_commit()) and not self._is_2x()
         # After a stop the row is deleted, and a late report would write it again
         if (captures or reports) and not self._stop.is_set():
-            self._tasks.start(
-                LeaseTask.REPORT, lambda: self._measure(captures=captures, reports=reports)
+            self._calls.start(
+                LeaseTask.REPORT, partial(self._measure, captures=captures, reports=reports)
             )
         return min(
             self._renewal.seconds(),
@@ -148,12 +174,53 @@ class LeaseLoop:
         self._has_told_commit = True
         return True
 
+    def _start(self, lease_key: str, call: Callable[[], Any]) -> bool:
+        return self._calls.start(("lease", lease_key), call)
+
+    def _renew(
+        self, sweep: _Sweep, renew: Callable[[Held], bool], leases: Sequence[Held]
+    ) -> list[bool]:
+        """Start the renewals of a sweep. Those of the sweep before that go on are not repeated."""
+
+        def call(held: Held) -> None:
+            is_renewed = renew(held)
+            sweep.ended = self._dependencies.clock.monotonic()
+            sweep.renewed.append(is_renewed)
+
+        for held in leases:
+            sweep.calls += self._start(held.lease_key, partial(call, held))
+        return []
+
+    def _report_sweep(self, *, is_over: bool) -> None:
+        """Report the last sweep once all of its calls have ended, or `is_over` ends its time."""
+        sweep = self._sweep
+        if sweep is None:
+            return
+        is_complete = len(sweep.renewed) == sweep.calls
+        if is_complete or is_over:
+            self._sweep = None
+            millis, renewed = (sweep.ended - sweep.began) * 1000, sum(sweep.renewed)
+            worker_id = self._dependencies.worker_id
+            self._dependencies.events(
+                TaskFinished(worker_id, LeaseTask.RENEWAL, millis, renewed, is_complete)
+            )
+
     def _discover(self) -> None:
-        self._run(
-            LeaseTask.DISCOVERY,
-            "discovery",
-            lambda: len(self._leases.discover(map=self._map_lookups)),
-        )
+        """Query the index; start a look-up for each new lease, so that none waits for another."""
+        started: list[str] = []
+
+        def start(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+            for item in items:
+                key = item if isinstance(item, str) else item.lease_key
+                if self._start(key, partial(call, item)):
+                    started.append(key)
+            return []
+
+        def discover() -> int:
+            self._leases.discover(map=start)
+            return len(started)
+
+        self._run(LeaseTask.DISCOVERY, "discovery", discover)
 
     def _measure(self, *, captures: bool, reports: bool) -> None:
         """Capture and report in one call, because both use the captured values."""

@@ -1,20 +1,19 @@
-"""Thread pools of a worker, and the stop signal that its modules share."""
+"""Calls that a worker makes in threads, and the stop signal that its modules share."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final
 
-from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import LeaseTask
+from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.leases.store import MapCallable, serial_map
+from kcl_pipeline.pools import DaemonPool
 
-SLICES: Final = 4
-"""A call that lasts longer than this part of a wait leaves its slot to the calls that wait."""
-MAX_HUNG: Final = 10
-"""Limit for calls that have left their slots, as a multiple of the number of slots."""
+SLOW_SECONDS: Final = 0.5
+"""A call for a lease that lasts longer leaves its slot, so that it does not delay the others."""
 
 _Call = Callable[[Any], Any]
 
@@ -42,157 +41,110 @@ class CurrentStop:
         return self.signal.wait(timeout)
 
 
-class HangingCalls:
-    """Run calls of which some may hang, so that these do not delay the others for long.
-
-    A call that hangs keeps its thread until its time-out. It leaves its slot: the calls that wait
-    get a new pool. A call that has not ended is not made a second time. So there is at most one
-    thread per item, and a limit for all (`MAX_HUNG`). One thread uses this object.
-
-    Args:
-        slots: Number of calls that run at the same time, without those that hang.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._pool = ThreadPoolExecutor(slots, "renew")
-        self._calls: dict[tuple[_Call, Any], Future[Any]] = {}
-        self._in_slots: set[Future[Any]] = set()
-
-    def run(self, call: _Call, items: Iterable[Any], seconds: float) -> list[Any]:
-        """Call with each item, wait at most `seconds`, and return the results that are there.
-
-        Raises:
-            Exception: An error of a call, also of one that ended after an earlier wait.
-        """
-        for key in [key for key, future in self._calls.items() if future.done()]:
-            self._pop(key).result()
-        keys = list(dict.fromkeys((call, item) for item in items))
-        awaited = [key for key in keys if key not in self._calls or not self._calls[key].running()]
-        for key in keys:
-            if key not in self._calls:
-                self._submit(key)
-        for _ in range(SLICES):
-            running = [future for future in self._in_slots if future.running()]
-            if not wait([self._calls[key] for key in awaited], timeout=seconds / SLICES).not_done:
-                break
-            if any(future.running() for future in running):
-                self._replace_pool()
-        return [self._pop(key).result() for key in awaited if self._calls[key].done()]
-
-    def _submit(self, key: tuple[_Call, Any]) -> None:
-        call, item = key
-        future = self._calls[key] = self._pool.submit(call, item)
-        self._in_slots.add(future)
-
-    def _pop(self, key: tuple[_Call, Any]) -> Future[Any]:
-        future = self._calls.pop(key)
-        self._in_slots.discard(future)
-        return future
-
-    def _replace_pool(self) -> None:
-        """Move the calls that wait for a thread into a new pool."""
-        running = sum(future.running() for future in self._calls.values())
-        if running == len(self._calls) or running >= MAX_HUNG * self._slots:
-            return
-        self._pool.shutdown(wait=False)
-        self._pool = ThreadPoolExecutor(self._slots, "renew")
-        self._in_slots.clear()
-        for key in [key for key, future in self._calls.items() if future.cancel()]:
-            self._submit(key)
-
-    def shut_down(self) -> None:
-        """Reject new calls and cancel waiting ones. Running calls are not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
 class InFlight:
-    """Run calls that may hang, at most one of each kind, without waiting for them.
+    """Calls in a pool, at most one per key. Whoever starts them never waits for them.
 
-    The thread that renews the leases starts them, and must not wait for a throttled query of the
-    index or for the worker-metrics table. One thread uses this object.
+    Any thread may start calls. One thread collects them.
 
     Args:
-        kinds: Number of kinds.
-        parallel: False: calls run at once, on the calling thread.
+        pool: Runs the calls. None: they run at once, on the calling thread.
     """
 
-    def __init__(self, kinds: int, *, parallel: bool) -> None:
-        self._pool = ThreadPoolExecutor(kinds, "lease-task") if parallel else None
-        self._calls: dict[Hashable, Future[None]] = {}
+    def __init__(self, pool: DaemonPool | None) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()  # not held during a call
+        self._calls: dict[Hashable, Future[Any]] = {}
 
-    def start(self, kind: Hashable, call: Callable[[], None]) -> None:
-        """Start a call, unless one of its kind is running.
+    def start(self, key: Hashable, call: Callable[[], Any]) -> bool:
+        """Start a call, unless one of its key is in flight.
+
+        Returns:
+            Whether it was started.
 
         Raises:
-            Exception: An error of an earlier call.
+            Exception: The error of the call, if there is no pool.
         """
-        self.collect()
         if self._pool is None:
             call()
-        elif kind not in self._calls:
-            self._calls[kind] = self._pool.submit(call)
+            return True
+        with self._lock:
+            if key in self._calls:
+                return False
+            self._calls[key] = self._pool.submit(call)
+            return True
 
     def collect(self) -> None:
         """Forget the calls that have ended.
 
         Raises:
-            Exception: An error of one of them.
+            Exception: The error of one of them.
         """
-        for kind in [kind for kind, future in self._calls.items() if future.done()]:
-            self._calls.pop(kind).result()
-
-    def settle(self, seconds: float) -> None:
-        """Wait at most `seconds` for the calls that run. Their errors are not raised."""
-        wait(self._calls.values(), timeout=seconds)
-
-    def shut_down(self) -> None:
-        """Reject new calls. Running ones are not waited for."""
+        with self._lock:
+            done = [key for key, future in self._calls.items() if future.done()]
+            ended = [self._calls.pop(key) for key in done]
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.look()
+        for future in ended:
+            future.result()
+
+    def settle(self, keys: Iterable[Hashable], seconds: float) -> bool:
+        """Wait at most `seconds` for calls that are in flight. Their errors are not raised.
+
+        Returns:
+            Whether they have ended.
+        """
+        with self._lock:
+            calls = [self._calls[key] for key in keys if key in self._calls]
+        return not wait(calls, timeout=seconds).not_done
 
 
 class Pools:
     """Thread pools for calls that are independent of each other.
 
-    Renewals have their own pool, so that writes that wait for a slow table do not delay them.
+    What the thread of the leases starts has its own pool, so that calls of the thread that
+    processes do not delay renewals.
 
     Args:
-        threads: Size of each pool.
+        threads: Slots of each pool.
+        clock: Tells which calls are slow.
         parallel: False: all calls run one after the other on the calling thread.
     """
 
-    def __init__(self, threads: int, *, parallel: bool) -> None:
-        self._parallel = parallel
-        self._renewals = HangingCalls(threads)
-        self._lookups = ThreadPoolExecutor(threads, "look-up")
-        self._commits = ThreadPoolExecutor(threads, "commit")
-        # Like `map`: for reads of rows at the start and at the end, and for the leader; and for the
-        # thread that processes
-        self.map_lookups: MapCallable = partial(self._map, self._lookups)
+    def __init__(self, threads: int, clock: Clock, *, parallel: bool) -> None:
+        self._clock = clock
+
+        def pool(name: str) -> DaemonPool | None:
+            if not parallel:
+                return None
+            return DaemonPool(threads, name, slow_seconds=SLOW_SECONDS, clock=clock)
+
+        self._lease_calls, self._commits, self._leaving = map(pool, ("lease", "commit", "leave"))
+        self.in_flight = InFlight(self._lease_calls)
+        """Renewals, discovery and reports: the calls of the thread of the leases."""
+        # Like `map`: for reads of rows at the start, and for the leader; and for the thread that
+        # processes
+        self.map_lookups: MapCallable = partial(self._map, self._lease_calls)
         self.map_commits: MapCallable = partial(self._map, self._commits)
-        self.lease_tasks = InFlight(len(LeaseTask), parallel=parallel)
-        """Discovery and metrics, which the thread that renews starts."""
 
-    def map_within(self, call: _Call, items: Sequence[Any], seconds: float) -> list[Any]:
-        """Like `map`, for the thread that renews: wait only for this time (`HangingCalls`).
+    def _map(self, pool: DaemonPool | None, call: _Call, items: Sequence[Any]) -> list[Any]:
+        if pool is None or len(items) <= 1:
+            return serial_map(call, items)
+        return pool.map(call, items)
 
-        It returns the results that are there. The other calls go on.
+    def map_until(self, call: _Call, items: Sequence[Any], *, deadline: float) -> list[Any]:
+        """Like `map`, but return only what has ended at a monotonic second. The rest goes on.
+
+        Raises:
+            Exception: An error of a call that has ended.
         """
-        return (
-            self._renewals.run(call, items, seconds) if self._parallel else serial_map(call, items)
-        )
-
-    def _map(self, pool: ThreadPoolExecutor, call: _Call, items: Sequence[Any]) -> list[Any]:
-        return (
-            list(pool.map(call, items))
-            if self._parallel and len(items) > 1
-            else serial_map(call, items)
-        )
+        if self._leaving is None:
+            return serial_map(call, items)
+        calls = [self._leaving.submit(call, item) for item in items]
+        wait(calls, timeout=max(deadline - self._clock.monotonic(), 0.0))
+        return [future.result() for future in calls if future.done()]
 
     def shut_down(self) -> None:
         """Reject new calls and cancel waiting ones. Running calls are not waited for."""
-        self._renewals.shut_down()
-        self.lease_tasks.shut_down()
-        for pool in (self._lookups, self._commits):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._lease_calls, self._commits, self._leaving):
+            if pool is not None:
+                pool.shutdown()

@@ -2,16 +2,15 @@
 
 The worker is a set of ticks. Each tick is one bounded step: `lease_tick` (renewal, discovery,
 metrics), `fetch_tick` (one GetRecords), `lead_tick` (the standby leader) and `process_tick` (at
-most one batch). `run` starts a thread for each of the first three. `process_tick` stays on the
-calling thread, because Spark and the signal handlers use that thread.
+most one batch). `run` starts a thread for each. The calling thread waits, so that it can end the
+worker while a step hangs.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Background
@@ -20,6 +19,7 @@ from kcl_pipeline.errors import ApplicationPausedError, SinkError, TableMismatch
 from kcl_pipeline.events import (
     AwsTrouble,
     HangStep,
+    LeaseTask,
     StreamsDiffer,
     StreamUnavailable,
     WorkerStarted,
@@ -61,12 +61,21 @@ from kcl_pipeline.worker.sources.buffered import BufferedSource
 from kcl_pipeline.worker.sources.ranges import RangeSource
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 from kcl_pipeline.worker.stopping.drain import DrainWatch
-from kcl_pipeline.worker.stopping.leaving import Leaving
+from kcl_pipeline.worker.stopping.leaving import (
+    LAST_SECONDS,
+    LEAVE_SECONDS,
+    ROW_SECONDS,
+    Leaving,
+)
+from kcl_pipeline.worker.stopping.processing import Processing
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from kcl_pipeline.worker.tables import DeletedTables
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 
-JOIN_SECONDS: Final = 10.0
+JOIN_SECONDS: Final = 0.5
+"""How long a stop waits for threads that may hang in a call."""
+STOP_SECONDS: Final = 3 * JOIN_SECONDS + LEAVE_SECONDS + ROW_SECONDS + LAST_SECONDS
+"""The longest stop, after the processing has ended or was abandoned."""
 
 
 class Worker:
@@ -78,7 +87,7 @@ class Worker:
 
     def __init__(self, dependencies: WorkerDependencies) -> None:
         self.worker_id = dependencies.worker_id
-        self._activity = Activity(dependencies.clock)
+        self._activity = Activity(dependencies.clock, _users_steps(dependencies))
         settings, clock = dependencies.settings, dependencies.clock
         self._stop = CurrentStop(clock.signal())
         self.useless = UselessWatch(dependencies, self._stop)
@@ -90,7 +99,7 @@ class Worker:
         self._application = dependencies.application
         self._streams = LeaseStreams(settings)
         self._pools = Pools(
-            settings.lease.max_lease_renewal_threads, parallel=dependencies.parallel
+            settings.lease.max_lease_renewal_threads, clock, parallel=dependencies.parallel
         )
         self.leases = HeldLeases(
             dependencies.lease_table,
@@ -142,6 +151,7 @@ class Worker:
         )
         self.stalls = StallWatch(dependencies, self.leases, self.lifecycle, self.source)
         self.hangs = HangWatch(dependencies, self._activity, self.stalls.waiting)
+        self._processing = Processing(dependencies, self._activity, self.hangs, self._ending)
         self.stats, self._lag = WorkerStats(dependencies, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
@@ -161,10 +171,8 @@ class Worker:
             self.reporter,
             self.stalls,
             self.source,
-            partial(self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000),
+            self._pools.in_flight,
             self._stop,
-            tasks=self._pools.lease_tasks,
-            map_lookups=lookups,
             hangs=self.hangs,
             useless=self.useless,
             lag=self.lag,
@@ -174,7 +182,9 @@ class Worker:
         ).tick
         self.coordination = Coordination(dependencies, self.leases, lookups, self._stop, tables)
         self.lead_tick, self.fetch_tick = self.coordination.tick, self.source.fetch
-        self._leaving = Leaving(dependencies, self.leases, self.reporter, self.lifecycle, lookups)
+        self._leaving = Leaving(
+            dependencies, self.leases, self.reporter, self.lifecycle, self._pools
+        )
 
     def _deleted_tables(self) -> DeletedTables:
         return DeletedTables(self._dependencies, lambda: self._opened(self._stop), self._stop)
@@ -305,16 +315,19 @@ class Worker:
         background = Background(self._dependencies.clock, self._dependencies.spawn)
         reason = StopReason.FAILED
         self._stop.signal = stop
-        try:
+
+        def process() -> StopReason:
+            self._activity.enter(HangStep.LEASES)
             self.start_up(stop)
             background.start("leases", self.lease_tick, is_last=True)
             for number in range(self.source.fetch_threads):
                 background.start(f"fetch-{number}", self.fetch_tick)
             background.start("leader", self.lead_tick)
             drain = self.drain_watch() if mode == "drain" else None
-            reason = self.hangs.run(
-                partial(self._loop, stop, background, drain, on_progress, progress_seconds)
-            )
+            return self._loop(background, drain, on_progress, progress_seconds)
+
+        try:
+            reason = self._processing.run(process)
         except StoppedWhileRetryingError:
             reason = StopReason.STOPPED
         except ApplicationPausedError:
@@ -325,7 +338,6 @@ class Worker:
 
     def _loop(
         self,
-        stop: StopSignal,
         background: Background,
         drain: DrainWatch | None,
         on_progress: ProgressCallback | None,
@@ -333,15 +345,14 @@ class Worker:
     ) -> StopReason:
         while True:
             background.check()
-            if self.useless.is_useless:
-                return StopReason.USELESS
-            if stop.is_set():
-                return StopReason.STOPPED
+            ending = self._ending()
+            if ending is not None:
+                return ending
             if self.reporter.drain_requested:
                 is_pause = self.reporter.drains_for_pause
                 return StopReason.APPLICATION_PAUSED if is_pause else StopReason.DRAIN_REQUESTED
             if not self.process_tick():
-                self.source.wait(stop, self._dependencies.idle_seconds)
+                self.source.wait(self._stop, self._dependencies.idle_seconds)
             if self.hangs.gave_up:
                 return StopReason.HUNG
             if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
@@ -350,6 +361,12 @@ class Worker:
                 self._activity.enter(None)
             if drain is not None and drain.done():
                 return self.reason_of_drain()
+
+    def _ending(self) -> StopReason | None:
+        """Return why the worker must end, even in the middle of a batch. None: it goes on."""
+        if self.useless.is_useless:
+            return StopReason.USELESS
+        return StopReason.STOPPED if self._stop.is_set() else None
 
     def drain_watch(self) -> DrainWatch:
         """Return a watch that reports when all records now in the streams are in the table."""
@@ -424,13 +441,18 @@ class Worker:
         return self._runner.pauses.current()
 
     def shut_down(self, background: Background, reason: StopReason) -> None:
-        """Stop the threads, release leases and lock, and delete the worker's row."""
+        """Release leases and lock, delete the worker's row, and stop the threads.
+
+        Leases are renewed until they are released. A thread that hangs is not waited for.
+        """
         background.join(JOIN_SECONDS)
         # A report that lands after the row is deleted would write it again
-        self._pools.lease_tasks.settle(JOIN_SECONDS)
-        if reason is StopReason.HUNG:
+        self._pools.in_flight.settle([LeaseTask.REPORT], JOIN_SECONDS)
+        is_abandoned = self._processing.is_abandoned
+        if is_abandoned:
             self._stop.set()
-        self._leaving.leave(hung=reason is StopReason.HUNG)
+        self._leaving.leave(abandoned=is_abandoned)
+        background.end(JOIN_SECONDS)
         self._pools.shut_down()
         if self._dependencies.range_jobs is not None:
             self._dependencies.range_jobs.close()
@@ -443,3 +465,13 @@ class Worker:
             stalled=self.stalls.stalled,
             paused=self._runner.pauses.reasons(),
         )
+
+
+def _users_steps(dependencies: WorkerDependencies) -> Collection[HangStep]:
+    """Return the steps of the processing thread in which code of the user runs."""
+    steps = [HangStep.WRITING]
+    if dependencies.range_jobs is not None:  # executors read and transform in one job
+        steps.append(HangStep.READING)
+    if not dependencies.sink.stores_positions:  # the commit calls the function
+        steps.append(HangStep.COMMITTING)
+    return steps

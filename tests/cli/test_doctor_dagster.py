@@ -30,9 +30,9 @@ def limits(settings: str, **fleet: int) -> list[Finding]:
     return list(check_run_limits(content, Fleet(**fleet), tags))
 
 
-def grace(settings: str, batch: float | None = 4.0, **run_tags: object) -> list[Finding]:
+def grace(settings: str, **run_tags: object) -> list[Finding]:
     fleet = Fleet(run_tags={name: json.dumps(value) for name, value in run_tags.items()})
-    return list(check_grace(yaml.safe_load(settings) or {}, fleet, STOP, batch))
+    return list(check_grace(yaml.safe_load(settings) or {}, fleet, STOP))
 
 
 def levels(found: list[Finding]) -> list[str]:
@@ -153,15 +153,13 @@ def test_a_grace_period_that_is_shorter_than_a_stop(settings, part):
     (found,) = grace(settings)
     assert found.level == "warning"
     assert part in found.sentence
-    assert "a stop takes up to 65 s and the longest batch (4 s now)" in found.sentence
-    assert found.advice.endswith("to 120")
+    assert "a stop takes up to 65 s (worker.stop_timeout_millis)" in found.sentence
+    assert found.advice.endswith("to 70")
 
 
 def test_a_grace_period_that_is_long_enough():
     enough = K8S % "pod_spec_config: {termination_grace_period_seconds: 120}"
     assert levels(grace(enough)) == ["ok"]
-    assert levels(grace(enough, batch=None)) == ["ok"]
-    assert levels(grace(enough, batch=200.0)) == ["warning"], "a batch takes longer"
     assert levels(grace(DOCKER % "container_kwargs: {stop_timeout: 90}")) == ["ok"]
     tag = {"pod_spec_config": {"termination_grace_period_seconds": 20}}
     assert levels(grace(enough, **{"dagster-k8s/config": tag})) == ["warning"]
@@ -202,7 +200,7 @@ def instance(home: Path | None) -> list[Finding]:
         ]
 
     name = None if home is None else str(home)
-    return list(check_instance(name, Fleet(min=2, max=4), tags, STOP, 4.0))
+    return list(check_instance(name, Fleet(min=2, max=4), tags, STOP))
 
 
 def test_a_file_that_cannot_be_read_is_a_problem(tmp_path):
@@ -216,4 +214,4 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path):
 
 
 def test_the_time_of_a_stop_is_that_of_the_guide():
-    assert longest_stop_seconds(4) == STOP
+    assert longest_stop_seconds(20_000) == 27.5

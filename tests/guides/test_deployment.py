@@ -19,7 +19,8 @@ from kcl_pipeline import ConsumerSettings
 from kcl_pipeline.orchestration.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG
 from kcl_pipeline.orchestration.assets.runs.runs import silence_limit_seconds
 from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
-from kcl_pipeline.worker.worker import JOIN_SECONDS
+from kcl_pipeline.worker.stopping.processing import STEP_SECONDS
+from kcl_pipeline.worker.worker import STOP_SECONDS
 from tests.guides.snippets import FENCE, ROOT, commands
 
 GUIDES = sorted((ROOT / "docs" / "deployment").glob("*.md"))
@@ -149,10 +150,12 @@ def test_python_runs(text):
 
 def test_the_times_of_a_stop_are_those_of_the_code():
     settings = ConsumerSettings(application_name="orders", streams=["orders"])
-    threads = 2 + settings.retrieval.fetch_threads
-    assert threads == 6
-    assert "end six threads" in OVERVIEW
-    assert f"at most {JOIN_SECONDS:.0f} s for each" in OVERVIEW
-    assert f"at most {LEAVE_SECONDS:.0f} s" in OVERVIEW
-    assert f"the longest batch and {threads * JOIN_SECONDS + LEAVE_SECONDS:.0f} s" in OVERVIEW
+    assert f"`worker.stop_timeout_millis` ({settings.worker.stop_timeout_millis // 1000} s)" in (
+        OVERVIEW
+    )
+    assert f"at most {STEP_SECONDS} s |" in OVERVIEW
+    assert f"to this worker ({LEAVE_SECONDS:.0f} s)" in OVERVIEW
+    assert f"at most {STOP_SECONDS} s, with" in OVERVIEW
+    assert STEP_SECONDS + STOP_SECONDS <= 10
+    assert settings.worker.stop_timeout_millis / 1000 + STOP_SECONDS < 30
     assert f"not reported for {silence_limit_seconds(settings):.0f} seconds" in OVERVIEW

@@ -65,14 +65,14 @@ class Fleet:
         self.table = str(folder / "events")
         self.rows = CommittedRows(self.table)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, pipeline: str = "fleet:events") -> None:
         arguments = [
             sys.executable,
             "-m",
             "kcl_pipeline.cli",
             "worker",
             "-p",
-            "fleet:events",
+            pipeline,
             "--worker-id",
             name,
         ]

@@ -235,22 +235,11 @@ def test_stacks_are_bounded(monkeypatch):
     assert text.endswith("... (cut)")
 
 
-def test_a_lease_whose_row_is_being_written_is_dropped_without_waiting():
-    """The blocked thread may hold the lock of a lease: its write hangs."""
-    world = World(shards=1, buffered=True)
-    world.run(5)
-    (held,) = world.worker.leases.held()
-    with world.worker.leases._entered(held):
-        world.worker._leaving._abandon(last=True)
-    assert world.worker.leases.held() == ()
-    assert world.leases.get(ZERO).owner == "w-1", "it expires"
-
-
 def test_leases_are_released_without_their_consumers():
     hanging = Hanging()
     hanging.block()
     consumers = dict(hanging.world.worker.lifecycle.consumers)
-    hanging.world.worker._leaving.leave(hung=True)
+    hanging.world.worker._leaving.leave(abandoned=True)
     assert hanging.world.worker.lifecycle.consumers == consumers
     assert hanging.world.leases.get(ZERO).owner is None
     assert hanging.world.rows.scan_workers().workers == ()

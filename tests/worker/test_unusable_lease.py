@@ -5,19 +5,21 @@ delays only its own lease.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import wait
+from functools import partial
 
 import pytest
 
+from kcl_pipeline import pools
 from kcl_pipeline.aws.configs import MIN_TIMEOUT_SECONDS, dynamodb_config
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import AwsTrouble, ShardStalled
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
+from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker import threads
-from kcl_pipeline.worker.threads import Pools
+from kcl_pipeline.worker.threads import InFlight
 from tests.support.worker_world import World, numbered
 
 BAD = "shardId-000000000001"
@@ -78,40 +80,42 @@ def test_the_time_out_of_calls_follows_from_the_renewal_interval(failover, timeo
     assert config.connect_timeout <= expected
 
 
-class Renewals:
-    """Calls through `map_within`, of which some hang until `end`."""
+class Calls:
+    """Calls in flight by number, of which some hang until `go_on`."""
 
-    def __init__(self, hanging, threads):
-        self.hanging, self.pools = frozenset(hanging), Pools(threads, parallel=True)
+    def __init__(self, hanging, slots):
+        self.clock = ShiftedClock()
+        self.pool = DaemonPool(slots, "test", slow_seconds=1.0, clock=self.clock)
+        self.in_flight = InFlight(self.pool)
+        self.hanging = frozenset(hanging)
         self.calls: list[int] = []
         self.go_on = threading.Event()
 
-    def renew(self, number):
+    def call(self, number):
         self.calls.append(number)
         if number in self.hanging:
             self.go_on.wait(30)
-        return number
 
-    def run(self, count, seconds=0.2):
-        return self.pools.map_within(self.renew, range(count), seconds)
-
-    def run_until(self, numbers, count):
+    def run_until(self, condition, numbers):
         until = SystemClock().monotonic() + 20
-        while not set(numbers) <= set(self.calls):
+        while not condition():
             assert SystemClock().monotonic() < until, sorted(set(self.calls))
-            self.run(count)
+            self.in_flight.collect()
+            for number in numbers:
+                self.in_flight.start(number, partial(self.call, number))
+            self.clock.advance(0.1)
 
     def end(self):
         self.go_on.set()
-        self.pools.shut_down()
+        self.pool.shutdown()
 
 
 @pytest.fixture
-def renewals():
+def calls():
     made = []
 
-    def make(hanging, threads=4):
-        made.append(Renewals(hanging, threads))
+    def make(hanging, slots=4):
+        made.append(Calls(hanging, slots))
         return made[-1]
 
     yield make
@@ -119,56 +123,57 @@ def renewals():
         one.end()
 
 
-def test_one_renewal_that_hangs_does_not_hold_up_the_others(renewals):
-    assert sorted(renewals({1}).run(3)) == [0, 2]
+def test_a_call_that_hangs_does_not_delay_the_others_and_is_not_made_twice(calls):
+    one = calls({1})
+    one.run_until(lambda: one.calls.count(0) > 3 and one.calls.count(2) > 3, range(3))
+    assert one.calls.count(1) == 1
+    assert not one.in_flight.settle([1], 0.01)
+    one.go_on.set()
+    assert one.in_flight.settle([1], 20)
+    one.run_until(lambda: one.calls.count(1) > 1, range(3))
 
 
-def test_a_single_renewal_that_hangs_does_not_hold_up_its_thread(renewals):
-    assert renewals({0}).run(1) == []
-
-
-def test_more_renewals_than_threads_that_hang_do_not_hold_up_the_others(renewals):
-    one = renewals(range(7), threads=2)
-    one.run_until({7, 8, 9}, 10)
+def test_more_calls_than_slots_that_hang_do_not_delay_the_others(calls):
+    one = calls(range(7), slots=2)
+    one.run_until(lambda: {7, 8, 9} <= set(one.calls), range(10))
     hung = [number for number in one.calls if number < 7]
     assert len(hung) == len(set(hung)), "a call that hangs is not made twice"
-    assert set(one.run(10, seconds=5)) >= {7, 8, 9}
 
 
-def test_renewals_that_hang_have_a_limit_of_threads(renewals, monkeypatch):
-    monkeypatch.setattr(threads, "MAX_HUNG", 2)
-    one = renewals(range(9), threads=2)
-    for _ in range(5):
-        one.run(9, seconds=0.1)
-    assert len(one.calls) <= 4 + 2, "the limit, and the slots of the last pool"
+def test_calls_that_hang_have_a_limit_of_threads(calls, monkeypatch):
+    monkeypatch.setattr(pools, "MAX_SLOW", 2)
+    one = calls(range(99), slots=2)
+    rounds = iter(range(200))
+    one.run_until(lambda: next(rounds) == 199, range(99))
+    assert len(one.calls) == 2 + 2 * 2
 
 
-def test_renewals_that_hang_do_not_hold_up_a_discovery(renewals):
-    one = renewals(range(4), threads=4)
-    one.run(4)
-    assert one.pools.map_within(str, range(2), 5) == ["0", "1"]
-    assert one.pools.map_lookups(str, range(2)) == ["0", "1"]
+def test_an_error_of_a_call_is_raised_when_it_is_collected(calls):
+    one = calls(())
 
-
-def test_an_error_of_a_call_that_ends_late_is_raised(renewals):
-    one = renewals({0})
-
-    def failing(number):
-        one.renew(number)
+    def failing():
         raise RuntimeError("a defect")
 
-    assert one.pools.map_within(failing, [0], 0.1) == []
-    one.go_on.set()
-    wait(one.pools._renewals._calls.values(), timeout=20)
+    assert one.in_flight.start("failing", failing)
+    assert one.in_flight.settle(["failing"], 20)
     with pytest.raises(RuntimeError, match="a defect"):
-        one.pools.map_within(str, [1], 5)
+        one.in_flight.collect()
+    one.in_flight.collect()
 
 
-def test_a_call_that_has_ended_is_made_again(renewals):
-    one = renewals({0})
-    assert one.run(2) == [1]
-    one.go_on.set()
-    until = SystemClock().monotonic() + 20
-    while 0 not in one.run(2):
-        assert SystemClock().monotonic() < until
-    assert one.calls.count(0) == 2
+def test_calls_that_wait_for_a_slot_are_canceled_at_the_end(calls):
+    one = calls({0}, slots=1)
+    hung, waiting = one.pool.submit(one.call, 0), one.pool.submit(one.call, 1)
+    one.run_until(lambda: one.calls == [0], ())
+    one.pool.shutdown()
+    assert waiting.cancelled()
+    assert not hung.done()
+    with pytest.raises(RuntimeError, match="shut down"):
+        one.pool.submit(one.call, 2)
+
+
+def test_a_map_keeps_the_order_and_raises_the_first_error(calls):
+    one = calls(())
+    assert one.pool.map(str, range(20)) == [str(number) for number in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        one.pool.map(lambda number: 1 // number, [1, 0, 2])

@@ -40,13 +40,12 @@ class Grace:
     is_default: bool = False
 
 
-def longest_stop_seconds(fetch_threads: int) -> float:
-    """Return how long a stop takes at most, without the batch in progress."""
+def longest_stop_seconds(stop_timeout_millis: int) -> float:
+    """Return how long a stop takes at most."""
     # Loaded here: `doctor -a` does not need the worker.
-    from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS  # noqa: PLC0415
-    from kcl_pipeline.worker.worker import JOIN_SECONDS  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.worker.worker import STOP_SECONDS  # noqa: PLC0415
 
-    return (2 + fetch_threads) * JOIN_SECONDS + LEAVE_SECONDS
+    return stop_timeout_millis / 1000 + STOP_SECONDS
 
 
 def read_settings(home: Path) -> Mapping[str, Any]:
@@ -155,19 +154,16 @@ def check_grace(
     settings: Mapping[str, Any],
     fleet: FleetLike,
     stop_seconds: float,
-    batch_seconds: float | None,
 ) -> Iterator[Finding]:
     """Check that a worker is not killed before it has stopped.
 
     Args:
         settings: The content of `dagster.yaml`.
         fleet: The fleet of the pipeline.
-        stop_seconds: The longest stop, without the batch in progress.
-        batch_seconds: The longest batch that is known. None: no worker has reported one.
+        stop_seconds: The longest stop.
     """
-    needed = math.ceil(stop_seconds + (batch_seconds or 0.0))
-    batch = "not known yet" if batch_seconds is None else f"{batch_seconds:.0f} s now"
-    takes = f"a stop takes up to {stop_seconds:.0f} s and the longest batch ({batch})"
+    needed = math.ceil(stop_seconds)
+    takes = f"a stop takes up to {stop_seconds:.0f} s (worker.stop_timeout_millis)"
     grace = grace_of(settings, fleet)
     if grace is None:
         yield ok(GRACE, "Dagster's launcher of local processes does not kill workers")
@@ -182,7 +178,7 @@ def check_grace(
             GRACE,
             f"{grace.seconds:g} s ({source}), but {takes}; a worker that is killed earlier loses "
             "nothing, but its leases wait for the failover time",
-            f"set {grace.setting} to {max(120, math.ceil(needed / 10) * 10)}",
+            f"set {grace.setting} to {max(30, math.ceil(needed / 10) * 10)}",
         )
     cancel = _number(_at(settings, "run_monitoring", "cancel_timeout_seconds"))
     cancel = DEFAULT_CANCEL_SECONDS if cancel is None else cancel
@@ -264,7 +260,6 @@ def check_instance(
     fleet: FleetLike,
     tag_limits_of: Callable[[Sequence[Mapping[str, Any]]], Sequence[tuple[str, int]]],
     stop_seconds: float,
-    batch_seconds: float | None,
 ) -> Iterator[Finding]:
     """Check the instance in `DAGSTER_HOME`.
 
@@ -272,8 +267,7 @@ def check_instance(
         home: The folder. None: it is not set.
         fleet: The fleet of the pipeline.
         tag_limits_of: Selects the limits that apply to a worker: the tag, and the number of runs.
-        stop_seconds: The longest stop, without the batch in progress.
-        batch_seconds: The longest batch that is known. None: no worker has reported one.
+        stop_seconds: The longest stop.
     """
     if not home:
         text = "run limits and grace period were not checked; set DAGSTER_HOME to check them"
@@ -285,4 +279,4 @@ def check_instance(
         yield problem("dagster", str(error), "correct the file")
         return
     yield from check_run_limits(settings, fleet, tag_limits_of(tag_limits(settings)))
-    yield from check_grace(settings, fleet, stop_seconds, batch_seconds)
+    yield from check_grace(settings, fleet, stop_seconds)

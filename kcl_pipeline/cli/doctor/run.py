@@ -73,22 +73,8 @@ def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
             for key, value, limit in tag_limits_of(configured, tags)
         ]
 
-    stop = longest_stop_seconds(app.settings.retrieval.fetch_threads)
-    home = os.environ.get("DAGSTER_HOME")
-    yield from check_instance(
-        home, pipeline.workers, limits, stop, _longest_batch_seconds(app) if home else None
-    )
-
-
-def _longest_batch_seconds(app: Target) -> float | None:
-    """The 99th percentile of a batch in five minutes, of the slowest worker. None: not known."""
-    try:
-        rows = app.tables.workers.scan_workers().workers
-    except KclError:  # the checks of the tables have reported it
-        return None
-    totals = [row.status.totals for row in rows if row.status is not None and row.status.totals]
-    millis = [one.commit_millis_p99 for one in totals if one.commit_millis_p99 is not None]
-    return max(millis) / 1000 if millis else None
+    stop = longest_stop_seconds(app.settings.worker.stop_timeout_millis)
+    yield from check_instance(os.environ.get("DAGSTER_HOME"), pipeline.workers, limits, stop)
 
 
 def _settings(app: Target) -> Iterator[Finding]:

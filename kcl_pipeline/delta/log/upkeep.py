@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final
 
 from kcl_pipeline.delta.errors import delta_errors
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.pools import DaemonPool
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class LogUpkeep:
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self._root = root
         self._options = dict(options)
-        self._pool = ThreadPoolExecutor(1, "delta-log")
+        self._pool = DaemonPool(1, "delta-log")
         self._lock = threading.Lock()
         self._last: Future[None] | None = None
 

@@ -12,7 +12,6 @@ import io
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -29,6 +28,7 @@ from obstore.store import from_url
 
 from kcl_pipeline.delta.errors import cause_of, first_line
 from kcl_pipeline.delta.storage.options import delta_options, has_own_keys, is_s3, s3_option
+from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
 
 _CLIENT: Final = frozenset(
@@ -77,7 +77,7 @@ class ObjectStorage:
         self._lock = threading.Lock()
         self._opened: Any = None
         self._creates_once = False
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
 
     # The protocol `Storage` documents these methods.
     def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
@@ -104,8 +104,8 @@ class ObjectStorage:
         if len(items) < 2:  # noqa: PLR2004 (one item needs no thread)
             return [call(item) for item in items]
         with self._lock:
-            self._pool = self._pool or ThreadPoolExecutor(_CALLS, thread_name_prefix="objects")
-        return list(self._pool.map(call, items))
+            self._pool = self._pool or DaemonPool(_CALLS, "objects")
+        return self._pool.map(call, items)
 
     def open(self, path: str) -> pa.NativeFile:  # noqa: D102
         with self._at(path) as store:

@@ -214,7 +214,7 @@ class HeldLeases(LeaseWrites):
             )
         return True
 
-    def release(self, held: Held, *, wait: bool = True) -> bool:
+    def release(self, held: Held, *, wait: bool = True, flushes: bool = False) -> bool:
         """Remove the owner of the lease, so that a leader can assign it at once.
 
         A lease in a handoff goes to its new owner.
@@ -222,6 +222,7 @@ class HeldLeases(LeaseWrites):
         Args:
             held: The lease.
             wait: False: the call does not wait for another thread that writes the row.
+            flushes: Write the checkpoint that the next renewal would write, before.
 
         Returns:
             False: this worker did not own the lease any more, or another thread writes its row and
@@ -231,6 +232,8 @@ class HeldLeases(LeaseWrites):
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held, wait=wait) as entered:
+            if flushes and entered and self._is_current(held):
+                self._flush_processed(held)
             return (entered and self._is_current(held)) and (
                 self._transfer(held, forced=False) if held.lease.in_handoff else self._evict(held)
             )

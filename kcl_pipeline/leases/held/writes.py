@@ -108,6 +108,11 @@ class LeaseWrites(HeldSet):
             return None
         return position if early * 1000 >= self._settings.checkpoint_lag else None
 
+    def _flush_processed(self, held: Held) -> None:
+        position = held.processed
+        if position is not None and position > held.lease.checkpoint:
+            self._checkpoint(held, CheckpointWrite(position))
+
     def renew(self, held: Held) -> Lease:
         """Renew a lease by one conditional write that changes nothing else.
 

@@ -12,7 +12,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.errors import SinkError, TransformFailedError
+from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.spark.arrow_memory.classes import (
     RESULT_CLASS,
     UnsuitableSessionError,
@@ -58,7 +59,7 @@ class ArrowResults:
         self._is_tried = False
         self._most_files = 1
         # Kept for later batches: new threads would allocate their encoding memory again.
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool | None = None
 
     def prepare(self) -> bool:
         """Load the Java class and write a few rows with it, unless this was done before.
@@ -172,9 +173,7 @@ class ArrowResults:
         call = partial(_call, use)
         if len(partitions) < 2:  # noqa: PLR2004 (a thread would only cost time)
             return [call(partition) for partition in partitions]
-        self._pool = self._pool or ThreadPoolExecutor(
-            os.cpu_count() or 1, thread_name_prefix="write"
-        )
+        self._pool = self._pool or DaemonPool(os.cpu_count() or 1, "write")
         calls = [self._pool.submit(call, partition) for partition in partitions]
         wait(calls)  # also after a failure, so that no thread writes after this call
         return [one.result() for one in calls]

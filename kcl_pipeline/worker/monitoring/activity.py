@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -21,11 +22,13 @@ class Doing:
         step: None: the thread is between two steps.
         since: When the step began (monotonic seconds).
         thread: Identifier of the thread.
+        is_users: Whether code of the user may run in the step.
     """
 
     step: HangStep | None
     since: float
     thread: int
+    is_users: bool = False
 
 
 class Activity:
@@ -33,18 +36,39 @@ class Activity:
 
     The processing thread calls `enter`. Any thread may read `now`, which is replaced as
     a whole.
+
+    Args:
+        clock: The clock.
+        users: Steps in which code of the user runs. A stop waits longer for them.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, users: Collection[HangStep] = (HangStep.WRITING,)) -> None:
         self._clock = clock
+        self._users = frozenset(users)
         self.now = Doing(None, clock.monotonic(), threading.get_ident())
 
-    def enter(self, step: HangStep | None) -> None:
+    def enter(self, step: HangStep | None, *, stores: bool = False) -> None:
         """Begin a step; None: end the last one.
 
         This is progress, also when the last step was the same.
+
+        Args:
+            step: The step.
+            stores: The transform has returned, and its rows are written.
         """
-        self.now = Doing(step, self._clock.monotonic(), threading.get_ident())
+        is_users = step in self._users and not stores
+        self.now = Doing(step, self._clock.monotonic(), threading.get_ident(), is_users)
+
+
+@runtime_checkable
+class TransformsFirst(Protocol):
+    """A `BatchWriter` whose transform has returned before it writes a file.
+
+    Attributes:
+        before_files: Called between the two.
+    """
+
+    before_files: Callable[[], None]
 
 
 class WatchedWriter:
@@ -56,6 +80,8 @@ class WatchedWriter:
     def __init__(self, writer: BatchWriter, activity: Activity) -> None:
         self._writer = writer
         self._activity = activity
+        if isinstance(writer, TransformsFirst):
+            writer.before_files = lambda: activity.enter(HangStep.WRITING, stores=True)
 
     def write(self, batch: Batch) -> Written:  # noqa: D102 (documented by the protocol)
         self._activity.enter(HangStep.WRITING)

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import AwsTrouble, WorkerHung, WorkerResumed
+from kcl_pipeline.events import WorkerHung, WorkerResumed
 from kcl_pipeline.leases.state.worker_status import HungState
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.activity import Activity, Doing
 from kcl_pipeline.worker.monitoring.stacks import thread_stacks
-from kcl_pipeline.worker.summary import StopReason
 
 _SHORTEST_GAP_SECONDS: Final = 5.0
 """A time between two looks that counts in full, however short `hung_after_millis` is."""
@@ -32,7 +31,7 @@ class HangWatch:
 
     Attributes:
         hung: The state at the last look. None: the worker is not hung.
-        over: Set when the watch gives the processing thread up. None: it never does.
+        over: Set when the watch gives the processing thread up. None: nobody waits for that.
         gave_up: Whether it has given the thread up.
     """
 
@@ -55,7 +54,7 @@ class HangWatch:
         self.hung: HungState | None = None
         stop_millis = settings.stop_hung_after_millis
         self._stop_seconds = None if stop_millis is None else stop_millis / 1000
-        self.over: StopSignal | None = None if stop_millis is None else dependencies.clock.signal()
+        self.over: StopSignal | None = None
         self.gave_up = False
 
     def look(self) -> None:
@@ -81,40 +80,6 @@ class HangWatch:
             self.gave_up = self.gave_up or seconds >= self._stop_seconds
             if self.gave_up:
                 self.over.set()
-
-    def run(self, loop: Callable[[], StopReason]) -> StopReason:
-        """Run the processing loop; return HUNG, and leave its thread alone, if it is given up.
-
-        Without `worker.stop_hung_after_millis` the loop runs on the calling thread. A thread cannot
-        be ended from outside. One that was given up and goes on later finds that its leases are
-        lost.
-
-        Raises:
-            BaseException: The error of the loop.
-        """
-        over = self.over
-        if over is None:
-            return loop()
-        outcome: list[StopReason | BaseException] = []
-
-        def process() -> None:
-            try:
-                outcome.append(loop())
-            except BaseException as error:  # noqa: BLE001 (the calling thread raises it)
-                outcome.append(error)
-                if self.gave_up:
-                    self._dependencies.events(
-                        AwsTrouble("processing that was given up", str(error))
-                    )
-            over.set()
-
-        self._dependencies.spawn("processing", process)
-        over.wait()
-        if not outcome:
-            return StopReason.HUNG
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        return outcome[0]
 
     def _seconds_in(self, doing: Doing, now: float) -> float:
         """Return for how long the step has lasted while this worker ran."""

@@ -412,8 +412,13 @@ class Lifecycle:
             self._dependencies.events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
             consumer.back_off(self._dependencies.clock.monotonic(), self._backoff_seconds)
 
-    def release_all(self, *, last: bool = True) -> None:
-        """Write checkpoints and release all leases, at the end of a worker.
+    def release_all(
+        self,
+        *,
+        last: bool = True,
+        map: MapCallable = serial_map,  # noqa: A002
+    ) -> None:
+        """Write checkpoints and release all leases through `map`, at the end of a worker.
 
         A lease whose checkpoint could not be written is kept for the next call. The `last` call
         releases it without the checkpoint. Then a Java worker, or a function as the sink, gets the
@@ -424,7 +429,7 @@ class Lifecycle:
         released = [consumer.held for consumer in self.consumers.values()]
         if self._processors is not None:
             self._processors.leave(released)
-        list(self._map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
+        list(map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
         kept = {
             key: consumer
             for key, consumer in self.consumers.items()
@@ -439,7 +444,7 @@ class Lifecycle:
         else:
             self.consumers.update(kept)
         list(
-            self._map(
+            map(
                 self._release, [h for h in self._leases.held() if h.lease_key not in self.consumers]
             )
         )

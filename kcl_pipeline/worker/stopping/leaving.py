@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
@@ -12,12 +13,14 @@ from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.threads import Pools
 
-LEAVE_SECONDS: Final = 5.0
-"""How long a stopping worker waits for leases that are in a handoff to it.
-
-Its own leases are released before this wait.
-"""
+LEAVE_SECONDS: Final = 4.0
+"""How long a stopping worker writes rows, and waits for leases that are in a handoff to it."""
+ROW_SECONDS: Final = 1.0
+"""How long the release of the leases waits for the deletion of the worker's row."""
+LAST_SECONDS: Final = 1.0
+"""How long the last release of leases may take, after the time for leaving."""
 LEAVE_POLL_SECONDS: Final = 0.1
 _LAST: Final = "last discovery"
 
@@ -25,12 +28,17 @@ _LAST: Final = "last discovery"
 class Release(Protocol):
     """Releases the leases that are held."""
 
-    def __call__(self, *, last: bool) -> None:
-        """Release them. `last`: there is no further call."""
+    def __call__(self, *, last: bool, map: MapCallable) -> None:  # noqa: A002 (as the builtin)
+        """Release them through `map`. `last`: there is no further call."""
 
 
 class Leaving:
-    """Delete the row of a worker, and release its leases and the leader lock."""
+    """Delete the row of a worker, and release its leases and the leader lock.
+
+    The thread of the leases renews meanwhile: a lease whose release waits for a slow call does not
+    expire. A call that hangs is not waited for: it delays neither the other leases nor the end of
+    the process.
+    """
 
     def __init__(
         self,
@@ -38,48 +46,59 @@ class Leaving:
         leases: HeldLeases,
         reporter: WorkerMetricsReporter,
         lifecycle: Lifecycle,
-        map: MapCallable,  # noqa: A002 (it stands for the builtin)
+        pools: Pools,
     ) -> None:
         self._dependencies = dependencies
         self._leases = leases
         self._reporter = reporter
         self._lifecycle = lifecycle
-        self._map = map
+        self._pools = pools
 
-    def leave(self, *, hung: bool = False) -> None:
+    def leave(self, *, abandoned: bool = False) -> None:
         """Delete the worker's row, write checkpoints, and release leases and lock.
 
-        If the worker is `hung`, no checkpoints are written: its processing thread may use the
-        consumers. The next owner resolves a pending batch, as after a crash.
+        If the processing thread was `abandoned`, its consumers are not used: it may use them. Then
+        the checkpoints are those that renewals would have written.
 
         An error of one step does not prevent the next. The row is deleted first, so that a leader
         assigns no more leases to this worker, in particular not the released ones.
         """
-        attempt("deregistration", self._reporter.deregister, self._dependencies.events)
-        release = self._abandon if hung else self._lifecycle.release_all
-        attempt("release", lambda: release(last=False), self._dependencies.events)
-        if self._dependencies.leader is not None:
-            attempt(
-                "release of the leader lock",
-                self._dependencies.leader.release,
-                self._dependencies.events,
-            )
-        attempt(_LAST, lambda: self._release_late_leases(release), self._dependencies.events)
+        deadline = self._dependencies.clock.monotonic() + LEAVE_SECONDS
+        self._bounded("deregistration", self._reporter.deregister, ROW_SECONDS)
+        release: Release = self._abandon if abandoned else self._lifecycle.release_all
 
-    def _abandon(self, *, last: bool) -> None:  # noqa: ARG002 (as `Lifecycle.release_all`)
-        """Release all leases of a hung worker. None of its own writes is possible afterwards."""
-        list(self._map(self._abandon_one, self._leases.held()))
+        def map_first(call: Callable[[Any], Any], items: Any) -> list[Any]:
+            return self._pools.map_until(call, items, deadline=deadline)
 
-    def _abandon_one(self, held: Held) -> None:
+        attempt("release", lambda: release(last=False, map=map_first), self._dependencies.events)
+        leader = self._dependencies.leader
+        if leader is not None:
+            self._bounded("release of the leader lock", leader.release, ROW_SECONDS)
+        late = max(deadline - self._dependencies.clock.monotonic(), 0.0) + LAST_SECONDS
+        self._bounded(_LAST, lambda: self._release_late_leases(release, deadline), late)
+
+    def _bounded(self, what: str, step: Callable[[], object], seconds: float) -> None:
+        """Run a step, and wait at most `seconds` for it."""
+        self._pools.map_until(
+            lambda _: attempt(what, step, self._dependencies.events),
+            [None],
+            deadline=self._dependencies.clock.monotonic() + seconds,
+        )
+
+    def _abandon(self, *, last: bool, map: MapCallable) -> None:  # noqa: A002, ARG002
+        """Release all leases of a worker whose processing thread was abandoned."""
+        list(map(self._abandon_lease, self._leases.held()))
+
+    def _abandon_lease(self, held: Held) -> None:
         if self._dependencies.settings.lease.release_leases_on_shutdown:
             attempt(
                 f"release of {held.lease_key}",
-                lambda: self._leases.release(held, wait=False),
+                lambda: self._leases.release(held, flushes=True),
                 self._dependencies.events,
             )
-        self._leases.drop(held, "the worker is hung")
+        self._leases.drop(held, "its worker has ended without its processing thread")
 
-    def _release_late_leases(self, release: Release) -> None:
+    def _release_late_leases(self, release: Release, deadline: float) -> None:
         """Release leases that still name this worker, or are assigned to it during shutdown.
 
         Otherwise they would stay unread until they expire. These are leases that expired locally
@@ -87,15 +106,18 @@ class Leaving:
         is not complete.
         """
         clock = self._dependencies.clock
-        deadline = clock.monotonic() + LEAVE_SECONDS
+
+        def map_late(call: Callable[[Any], Any], items: Any) -> list[Any]:
+            return self._pools.map_until(call, items, deadline=deadline + LAST_SECONDS)
+
         while True:
             last = (
                 not self._dependencies.settings.lease.release_leases_on_shutdown
                 or clock.monotonic() >= deadline
             )
             self._leases.drop_expired()
-            attempt(_LAST, lambda: self._leases.discover(map=self._map), self._dependencies.events)
-            release(last=last)
+            attempt(_LAST, lambda: self._leases.discover(map=map_late), self._dependencies.events)
+            release(last=last, map=map_late)
             # A lease that is not in a handoff is released by now, or another process with this
             # worker id holds it. There is no reason to wait for it.
             if last or not (self._leases.held() or self._is_something_on_its_way()):
