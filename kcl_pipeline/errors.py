@@ -38,6 +38,18 @@ class KclError(Exception):
     """Base of all errors of this package."""
 
 
+class WorkerIdTakenError(KclError):
+    """Another process has started under the worker id of this one.
+
+    Attributes:
+        other_run_id: The run id of the other process. None: its row has none.
+    """
+
+    def __init__(self, text: str, other_run_id: str | None) -> None:
+        super().__init__(text)
+        self.other_run_id = other_run_id
+
+
 class SettingsError(KclError):
     """A setting is wrong. The message names it, its value, and what to write instead."""
 

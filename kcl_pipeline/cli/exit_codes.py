@@ -9,6 +9,8 @@ WRONG_ARGUMENT: Final = 2
 """An unknown option or a value of another type. Typer sets it."""
 HUNG: Final = 3
 """A worker that ended because it was hung."""
+ID_TAKEN: Final = 4
+"""A worker that ended because another process has started under its worker id."""
 USELESS: Final = 5
 """A worker that could neither read, renew nor commit for `worker.useless_after_millis`."""
 INTERRUPTED: Final = 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.exit_codes import FAILED, HUNG, USELESS
+from kcl_pipeline.cli.exit_codes import FAILED, HUNG, ID_TAKEN, USELESS
 from kcl_pipeline.cli.running import (
     processor_pipeline,
     progress_line,
@@ -142,8 +143,9 @@ def _run(
     """Build and run the worker, again after each pause unless it drains."""
 
     def run_once() -> WorkerSummary:
-        # A new run id: a drain request for an earlier run does not apply to this one.
-        built = build(f"{name}@{round(clock.wall() * 1000)}")
+        # A new run id: a drain request for an earlier run does not apply to this one. A container
+        # that is started again has the same host name and process id.
+        built = build(f"{socket.gethostname()}:{os.getpid()}@{uuid.uuid4().hex[:12]}")
         show.echo(f"worker {name} of {pipeline.name} started", err=True)
         return built.run(
             stop,
@@ -223,7 +225,7 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     """Print how the worker ended.
 
     Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was
-    hung, and with 5 when it was useless.
+    hung, with 4 when another process has taken its worker id, and with 5 when it was useless.
     """
     total = summary.total
     batches = counted(total.batches, "batch", "batches")
@@ -240,6 +242,9 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     if summary.reason is StopReason.HUNG:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(HUNG)
+    if summary.reason is StopReason.ID_TAKEN:
+        show.echo(f"Error: {summary.error}", err=True)
+        raise typer.Exit(ID_TAKEN)
     if summary.reason is StopReason.USELESS:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(USELESS)

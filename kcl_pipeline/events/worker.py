@@ -31,9 +31,11 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdShared(Event):
-    """Another running process uses the same worker id.
+    """Another process has started under the worker id of this one, which ends.
 
-    No record is lost, but the two processes take each other's leases again and again.
+    Attributes:
+        other_run_id: The run id of the other process. That of `kcl-pipeline worker` begins with the
+            name of its host.
     """
 
     worker_id: str

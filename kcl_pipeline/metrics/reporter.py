@@ -11,6 +11,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import WorkerSettings
+from kcl_pipeline.errors import WorkerIdTakenError
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.metrics.provider import FULL_PERCENT, OWN_CPU, MetricProvider
@@ -73,12 +74,8 @@ class WorkerMetricsReporter:
         """Whether the reason of the drain request is that the application is paused."""
         self._deregistered = False
         self._was_stored = False
-        self.other_run_id: str | None = None
-        """Run id of another process that uses this worker id at the same time.
-
-        It wrote the row after this process had written it. The run id that is found at the first
-        report is ignored, because that run may have ended.
-        """
+        self.taken: WorkerIdTakenError | None = None
+        """Set when another process has started under this worker id: this one must end."""
 
     def note_pause(self) -> None:
         """Note that the application is paused, as if the row contained a request for it."""
@@ -115,7 +112,8 @@ class WorkerMetricsReporter:
     def report(self) -> WorkerMetrics:
         """Write the row with the average of the interval that ends now.
 
-        After `deregister` nothing is written.
+        After `deregister` nothing is written, and neither after another process has taken the
+        worker id (`taken`). The first report takes the worker id over.
 
         Returns:
             The row as stored.
@@ -126,15 +124,32 @@ class WorkerMetricsReporter:
         if self._provider is not None and not self._deregistered:
             self._close_interval(self._provider)
         row = self._row()
-        if self._deregistered:
+        if self._deregistered or self.taken is not None:
             return row
-        stored = self._table.report(row)
-        if self._was_stored and stored.replaced_run_id is not None:
-            self.other_run_id = stored.replaced_run_id
+        try:
+            stored = self._table.report(row, takes_over=not self._was_stored)
+        except WorkerIdTakenError as error:
+            self.taken = error
+            return row
         self._was_stored = True
         if stored.drain_requested and not self.drain_requested:
             self.drain_requested, self.drains_for_pause = True, stored.drains_for_pause
         return stored
+
+    def verify_run(self) -> bool:
+        """Read the row, set `taken` if another process has taken the worker id; return if not.
+
+        Any thread may call it.
+
+        Raises:
+            errors.AwsError: The table raised it.
+        """
+        if self._run_id is not None and self._was_stored:
+            try:
+                self._table.verify_run(self._worker_id, self._run_id)
+            except WorkerIdTakenError as error:
+                self.taken = error
+        return self.taken is None
 
     def _close_interval(self, provider: MetricProvider) -> None:
         if not self._reported and not self._raw:
@@ -166,13 +181,13 @@ class WorkerMetricsReporter:
         )
 
     def deregister(self) -> None:
-        """Delete the row. It is not written again.
+        """Delete the row, unless it is of another process. It is not written again.
 
         Raises:
             errors.AwsError: The table raised it.
         """
         self._deregistered = True
-        self._table.deregister(self._worker_id)
+        self._table.deregister(self._worker_id, self._run_id)
 
 
 def checked(value: float | None) -> float | None:

@@ -17,7 +17,6 @@ from kcl_pipeline.events import (
     LeaseTask,
     MemoryMeasured,
     TaskFinished,
-    WorkerIdShared,
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
@@ -30,8 +29,6 @@ from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 from kcl_pipeline.worker.threads import InFlight
 
-SHARED_ID_SECONDS: Final = 60.0
-"""How often a worker reports that another process uses its id."""
 FIRST_DISCOVERY_SECONDS: Final = 1.0
 CHANGING_DISCOVERY_SECONDS: Final = 0.5
 """The default interval for a time after a lease was gained or lost. Other leases often follow, and
@@ -113,7 +110,6 @@ class LeaseLoop:
         )
         period = settings.worker.worker_metrics_reporter_freq_in_millis / 1000
         self._report = Due(clock, period, first_seconds=min(period, SECOND_REPORT_SECONDS))
-        self._shared_due = Due(clock, SHARED_ID_SECONDS)
 
     def tick(self) -> float:
         """Run the tasks that are due; return the seconds until the next one is due.
@@ -125,6 +121,8 @@ class LeaseLoop:
         """
         self._calls.collect()
         self._report_sweep(is_over=False)
+        if self._reporter.taken is not None:  # another process has the leases
+            return FIRST_DISCOVERY_SECONDS
         if self._renewal.ready():
             self._report_sweep(is_over=True)
             # First, because a lease has one call in flight, and the transfer ends its renewals
@@ -272,8 +270,4 @@ class LeaseLoop:
 
     def _report_metrics(self) -> int:
         self._reporter.report()
-        other, self._reporter.other_run_id = self._reporter.other_run_id, None
-        self._leases.shares_its_id = other is not None
-        if other is not None and self._shared_due.ready():
-            self._dependencies.events(WorkerIdShared(self._dependencies.worker_id, other))
         return 0

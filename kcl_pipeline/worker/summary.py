@@ -22,6 +22,7 @@ class StopReason(StrEnum):
     FAILED = "failed"
     HUNG = "hung"
     USELESS = "useless"
+    ID_TAKEN = "id_taken"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ worker while a step hangs.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
@@ -22,6 +21,7 @@ from kcl_pipeline.events import (
     LeaseTask,
     StreamsDiffer,
     StreamUnavailable,
+    WorkerIdShared,
     WorkerStarted,
     WorkerStopped,
 )
@@ -108,7 +108,7 @@ class Worker:
             clock,
             events,
             multi_stream=settings.is_multi_stream,
-            rng=random.Random(dependencies.rng.getrandbits(64)),
+            verify_run=self._verify_run,
         )
         self.reporter = WorkerMetricsReporter(
             dependencies.worker_table,
@@ -364,6 +364,8 @@ class Worker:
 
     def _ending(self) -> StopReason | None:
         """Return why the worker must end, even in the middle of a batch. None: it goes on."""
+        if self.reporter.taken is not None:
+            return StopReason.ID_TAKEN
         if self.useless.is_useless:
             return StopReason.USELESS
         return StopReason.STOPPED if self._stop.is_set() else None
@@ -396,9 +398,21 @@ class Worker:
             return WorkerSummary(reason, total, self.hangs.sentence())
         if reason is StopReason.USELESS:
             return WorkerSummary(reason, total, self.useless.sentence())
+        if self.reporter.taken is not None:
+            return WorkerSummary(StopReason.ID_TAKEN, total, self._taken_sentence())
         error = reason_sentence(paused, self._unread) if reason is StopReason.FAILED else None
         elsewhere = {} if self._drain is None else self._drain.elsewhere
         return WorkerSummary(reason, total, error, elsewhere)
+
+    def _verify_run(self) -> bool:
+        return self.reporter.verify_run()
+
+    def _taken_sentence(self) -> str:
+        return (
+            f"{self.reporter.taken}; the run of this process was {self._dependencies.run_id}. Give "
+            "each worker an id of its own, and let no supervisor restart a worker that ended for "
+            "this reason (exit code 4)"
+        )
 
     def process_tick(self) -> bool:
         """Update the consumers, complete handoffs, and process at most one batch.
@@ -451,7 +465,12 @@ class Worker:
         is_abandoned = self._processing.is_abandoned
         if is_abandoned:
             self._stop.set()
-        self._leaving.leave(abandoned=is_abandoned)
+        if self.reporter.taken is None:
+            self._leaving.leave(abandoned=is_abandoned)
+        else:
+            other = self.reporter.taken.other_run_id or "unknown"
+            self._dependencies.events(WorkerIdShared(self.worker_id, other))
+            self._leaving.leave_to_other()
         background.end(JOIN_SECONDS)
         self._pools.shut_down()
         if self._dependencies.range_jobs is not None:
@@ -474,4 +493,6 @@ def _users_steps(dependencies: WorkerDependencies) -> Collection[HangStep]:
         steps.append(HangStep.READING)
     if not dependencies.sink.stores_positions:  # the commit calls the function
         steps.append(HangStep.COMMITTING)
+    if isinstance(dependencies.sink, ProcessorCalls):  # begun and ended with their leases
+        steps.append(HangStep.LEASES)
     return steps

@@ -11,7 +11,12 @@ TOTAL = WorkerProgress("w-1", 1.0)
 
 @pytest.mark.parametrize(
     ("reason", "code"),
-    [(StopReason.FAILED, 1), (StopReason.HUNG, 3), (StopReason.USELESS, 5)],
+    [
+        (StopReason.FAILED, 1),
+        (StopReason.HUNG, 3),
+        (StopReason.ID_TAKEN, 4),
+        (StopReason.USELESS, 5),
+    ],
 )
 def test_a_worker_that_failed_or_was_hung_has_an_exit_code_of_its_own(reason, code, capsys):
     with pytest.raises(typer.Exit) as ended:

@@ -6,12 +6,14 @@ import dataclasses
 
 import pytest
 
+from kcl_pipeline.background import Background
 from kcl_pipeline.errors import OtherApplicationError, ThrottledError, UnreadableRowError
-from kcl_pipeline.events import AwsTrouble, LeaseLost, WorkerIdShared
+from kcl_pipeline.events import AwsTrouble, WorkerIdShared
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
+from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker
 from tests.support.kpl_encoder import aggregate_of
 from tests.support.worker_world import World, numbered
@@ -70,26 +72,46 @@ def test_an_application_of_java_with_a_checkpoint_in_an_aggregate_keeps_reading_
         started(world, "w-2").start_up()
 
 
-def test_two_processes_under_one_worker_id_are_told_apart_from_a_restart():
+def test_the_process_that_starts_last_has_the_worker_id():
     world = World(shards=1)
     world.run(3.0)
     first = world.worker
     second = world.worker = world.make_worker("w-1", run_id="run-2")
     world.worker.start_up()
-    world.run(25.0)
-    assert world.of(WorkerIdShared) == [], "the run before it may be over"
-    for turn in range(600):
-        world.worker = (first, second)[turn % 2]
-        world.put(b"x")
-        world.run(0.1)
-    shared = world.of(WorkerIdShared)
-    assert {(event.worker_id, event.other_run_id) for event in shared} == {
-        ("w-1", "w-1-run"),
-        ("w-1", "run-2"),
-    }
-    assert len(shared) <= 4, "once a minute and process"
-    reasons = [e.reason for e in world.of(LeaseLost)]
-    assert "another process uses the worker id 'w-1'" in reasons
+    world.put(*numbered(20))
+    world.run(5.0)
+    assert second.reporter.taken is None
+    assert world.data() == numbered(20)
+    rows = world.leases.list_leases(), world.rows.scan_workers()
+    for _ in range(30):  # the former one goes on until its next report
+        first.lease_tick()
+        first.process_tick()
+        world.clock.advance(0.5)
+    assert first.reporter.taken is not None
+    assert first.reporter.taken.other_run_id == "run-2"
+    assert first.lease_tick() > 0, "it does not spin"
+    first.shut_down(Background(world.clock), StopReason.ID_TAKEN)
+    assert (world.leases.list_leases(), world.rows.scan_workers()) == rows, "it writes nothing"
+    assert [event.other_run_id for event in world.of(WorkerIdShared)] == ["run-2"]
+    summary = first.summary(StopReason.ID_TAKEN)
+    assert all(text in summary.error for text in ("'w-1'", "w-1-run", "run-2", "code 4"))
+    world.put(*numbered(20, "s"))
+    world.run(5.0)
+    assert world.data() == sorted(numbered(20) + numbered(20, "s")), "each record once"
+
+
+def test_a_lease_write_that_is_refused_shows_that_the_worker_id_is_taken():
+    """Before the next report, which may be 10 s away."""
+    world = World(shards=1)
+    world.run(3.0)
+    first, world.worker = world.worker, world.make_worker("w-1", run_id="run-2")
+    world.worker.start_up()  # it recovers the leases
+    world.clock.advance(0.5)
+    for _ in range(8):
+        first.lease_tick()
+        world.clock.advance(0.3)
+    assert first.reporter.taken is not None
+    assert first.leases.held() == ()
 
 
 def replaced(world, *streams):

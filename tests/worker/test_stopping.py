@@ -92,9 +92,9 @@ def test_one_that_is_assigned_while_it_stops_is_given_back(world):
     leader = world.leases.view()
     deregister = world.rows.deregister
 
-    def late(worker_id):
+    def late(worker_id, run_id):
         leader.evict(leader.get(key))
-        deregister(worker_id)
+        deregister(worker_id, run_id)
         leader.assign(leader.get(key), worker_id)
 
     world.rows.deregister = late

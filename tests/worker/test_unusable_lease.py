@@ -143,8 +143,9 @@ def test_more_calls_than_slots_that_hang_do_not_delay_the_others(calls):
 def test_calls_that_hang_have_a_limit_of_threads(calls, monkeypatch):
     monkeypatch.setattr(pools, "MAX_SLOW", 2)
     one = calls(range(99), slots=2)
-    rounds = iter(range(200))
-    one.run_until(lambda: next(rounds) == 199, range(99))
+    one.run_until(lambda: len(one.calls) == 2 + 2 * 2, range(99))
+    rounds = iter(range(100))
+    one.run_until(lambda: next(rounds) == 99, range(99))
     assert len(one.calls) == 2 + 2 * 2
 
 

@@ -34,6 +34,8 @@ class HeldSet:
         self._events = events
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
+        self._has_lost = False
+        """Whether a lease was lost since this process last verified that it has its worker id."""
         self.changed_at = clock.monotonic()
         """Monotonic second at which a lease was gained, lost or expected last; at first, now."""
 
@@ -99,6 +101,7 @@ class HeldSet:
         lost: a leader deletes its row.
         """
         if self._remove(held) and not held.lease.ended:
+            self._has_lost = True
             self._events(LeaseLostEvent(self._worker_id, held.lease_key, reason))
 
     def expect_changes(self) -> None:

@@ -6,8 +6,7 @@ renewal skips a lease that another thread is writing, because every write is a r
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings
@@ -20,7 +19,6 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, EventSink, HandoffCompleted, LeaseReleased
 from kcl_pipeline.leases.held.lease import Held
-from kcl_pipeline.leases.held.rivals import Rivals
 from kcl_pipeline.leases.held.writes import LeaseWrites
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import BadRow, Lease, other_form
@@ -40,7 +38,9 @@ class HeldLeases(LeaseWrites):
         clock: Measures the time since the last renewal.
         events: Receives gained, lost and released leases, handoffs and errors.
         multi_stream: Leases of the other form are not taken (protocol §1.3). None: both forms are.
-        rng: Draws the waits of two processes with one worker id.
+        verify_run: Returns whether this process still has its worker id. Called before a refused
+            write counts as applied, and before a discovery after a lease was lost: the row may be
+            that of another process of the same id.
     """
 
     def __init__(
@@ -52,10 +52,9 @@ class HeldLeases(LeaseWrites):
         events: EventSink,
         *,
         multi_stream: bool | None = None,
-        rng: random.Random | None = None,
+        verify_run: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(table, worker_id, settings, clock, events)
-        self._rivals = Rivals(rng or random.Random(worker_id))
+        super().__init__(table, worker_id, settings, clock, events, verify_run)
         self._multi_stream = multi_stream
         self._rejected = RejectedRows(events)
 
@@ -111,29 +110,27 @@ class HeldLeases(LeaseWrites):
             map: Runs the reads of the rows.
 
         Raises:
-            AwsError: The index cannot be queried.
+            AwsError: The index cannot be queried, or the row of the worker cannot be read.
         """
+        if self._has_lost:
+            self._has_lost = False
+            if not self._is_verified():
+                return ()
         found = set(self._table.lease_keys_of(self._worker_id) if keys is None else keys)
-        now = self._clock.monotonic()
         with self._lock:
-            unknown = sorted(
-                key for key in found if key not in self._held and self._rivals.may_take(key, now)
-            )
+            unknown = sorted(key for key in found if key not in self._held)
             missing = [key for key in self._held if key not in found]
         if keys is None:
             # The index has another owner: a handoff has begun, or the lease is lost.
             self.note_handoffs(missing, map=map)
         return tuple(held for held in map(self._discover_one, unknown) if held is not None)
 
-    def drop(self, held: Held, reason: str) -> None:
-        """See `HeldSet`. While another process uses the worker id, the lease is not taken at once.
-
-        Which of the two processes has the lease is not known, so both wait.
-        """
-        is_lost = self.shares_its_id and self._is_current(held)
-        super().drop(held, reason)
-        if is_lost:
-            self._rivals.lost(held.lease_key, self._clock.monotonic())
+    def _is_verified(self) -> bool:
+        try:
+            return self._verify_run()
+        except AwsError:
+            self._has_lost = True
+            raise
 
     def note_handoffs(
         self,
@@ -251,8 +248,7 @@ class HeldLeases(LeaseWrites):
             with self._noting(held, "deletion"):
                 deleted = self._table.delete(held.lease)
             if not deleted:
-                self.drop(held, self._taken)
-                raise LeaseLostError(f"the lease {held.lease_key} is lost: {self._taken}")
+                raise self._lose(held)
             self._remove(held)
 
     def _evict(self, held: Held) -> bool:
@@ -269,7 +265,7 @@ class HeldLeases(LeaseWrites):
                 held.lease = found
                 self._note_handoff(held, found)
                 return self._transfer(held, forced=False)
-            self.drop(held, self._taken)
+            self._lose(held)
             return False
         if self._remove(held):
             self._events(LeaseReleased(self._worker_id, held.lease_key))

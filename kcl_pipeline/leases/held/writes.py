@@ -50,12 +50,12 @@ class LeaseWrites(HeldSet):
         settings: LeaseSettings,
         clock: Clock,
         events: EventSink,
+        verify_run: Callable[[], bool],
     ) -> None:
         super().__init__(worker_id, settings.failover_time_millis / 1000, clock, events)
         self._table = table
         self._settings = settings
-        self.shares_its_id = False
-        """Whether another running process is known to use the same worker id."""
+        self._verify_run = verify_run
 
     # `map` replaces the builtin.
     def renew_all(self, *, map: MapCallable = serial_map) -> int:  # noqa: A002
@@ -170,8 +170,7 @@ class LeaseWrites(HeldSet):
         with self._entered(held):
             self._require(held)
             if not self._table.create_successors(held.lease, successors):
-                self.drop(held, self._taken)
-                raise LeaseLostError(f"the lease {held.lease_key} is lost: {self._taken}")
+                raise self._lose(held)
 
     def restore_parents(self, held: Held, parents: Sequence[Lease]) -> tuple[str, ...]:
         """Create the rows of deleted parents of a held lease.
@@ -189,8 +188,7 @@ class LeaseWrites(HeldSet):
             self._require(held)
             created = self._table.restore_parents(held.lease, parents)
             if created is None:
-                self.drop(held, _TAKEN)
-                raise LeaseLostError(f"the lease {held.lease_key} is lost: {_TAKEN}")
+                raise self._lose(held)
             return created
 
     def _checkpoint(
@@ -219,6 +217,7 @@ class LeaseWrites(HeldSet):
                 throughput_kbps=throughput_kbps,
                 read_up_to_millis=read_up_to_millis,
                 table_mark=mark,
+                verify=self._verify_run,
             ),
         )
         held.checkpointed_at = held.renewed_at
@@ -228,7 +227,9 @@ class LeaseWrites(HeldSet):
         return self._write(
             held,
             "renewal",
-            lambda lease: self._table.renew(lease, throughput_kbps, held.read_up_to_millis),
+            lambda lease: self._table.renew(
+                lease, throughput_kbps, held.read_up_to_millis, verify=self._verify_run
+            ),
         )
 
     def _settle(self, held: Held) -> None:
@@ -251,8 +252,7 @@ class LeaseWrites(HeldSet):
         with self._noting(held, what):
             row = write(held.lease)
         if row is None:
-            self.drop(held, self._taken)
-            raise LeaseLostError(f"the lease {held.lease_key} is lost: {self._taken}")
+            raise self._lose(held)
         held.lease = row
         held.renewed_at = began
         self._note_handoff(held, row)
@@ -284,9 +284,7 @@ class LeaseWrites(HeldSet):
             )
             self._events(HandoffStarted(row.lease_key, self._worker_id, row.owner or ""))
 
-    @property
-    def _taken(self) -> str:
-        """The known reason for which a conditional write was refused."""
-        if self.shares_its_id:
-            return f"another process uses the worker id {self._worker_id!r}"
-        return _TAKEN
+    def _lose(self, held: Held) -> LeaseLostError:
+        """Stop holding a lease whose write was refused; return the error."""
+        self.drop(held, _TAKEN)
+        return LeaseLostError(f"the lease {held.lease_key} is lost: {_TAKEN}")

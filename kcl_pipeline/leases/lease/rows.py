@@ -113,6 +113,8 @@ class LeaseRows(LeasePositions):
         lease: Lease,
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
+        *,
+        verify: Callable[[], bool] = lambda: True,
     ) -> Lease | None:
         """Increment the counter if it and the actual owner equal those of `lease`.
 
@@ -124,6 +126,13 @@ class LeaseRows(LeasePositions):
         §1.4.1). The positions distinguish this write from a write of another process with the same
         worker id. Without them, this worker would adopt the counter of the other process, would not
         see its progress, and would commit its records again.
+
+        Args:
+            lease: The row as the caller knows it.
+            throughput_kbps: New throughput. None: it is not changed.
+            read_up_to_millis: New value of `Lease.read_up_to_millis`. None: it is not changed.
+            verify: Called before a refused write counts as applied. Returns whether this process
+                still has its worker id: another process of this id writes the same.
 
         Returns:
             The current lease; `in_handoff` if a handoff has started. None: the lease is lost.
@@ -162,6 +171,7 @@ class LeaseRows(LeasePositions):
             if _is_next(row, lease)
             and row.checkpoint_owner != row.owner
             and _same_progress(row, lease)
+            and verify()
             else None
         )
 
@@ -175,6 +185,7 @@ class LeaseRows(LeasePositions):
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
         table_mark: Position | None = None,
+        verify: Callable[[], bool] = lambda: True,
     ) -> Lease | None:
         """Write checkpoint and pending checkpoint, and increment the counter.
 
@@ -195,6 +206,7 @@ class LeaseRows(LeasePositions):
             throughput_kbps: New throughput. None: it is not changed.
             read_up_to_millis: New value of `Lease.read_up_to_millis`. None: it is not changed.
             table_mark: New value of `Lease.table_mark`. None: it is not changed.
+            verify: See `renew`.
 
         Returns:
             The new lease. None: the lease is lost.
@@ -234,7 +246,7 @@ class LeaseRows(LeasePositions):
             and row.pending_checkpoint == pending
             and row.pending_checkpoint_state == state
         )
-        return row if same and _is_next(row, lease) else None
+        return row if same and _is_next(row, lease) and verify() else None
 
     def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
         """Set the owner, remove the checkpoint owner, and increment the counter.

@@ -34,8 +34,6 @@ class WorkerMetrics:
         drain_requested: Whether the worker is requested to stop.
         drains_for_pause: Whether the reason of the request is that the application is paused.
         run_id: Identifies the process.
-        replaced_run_id: Run id of the row that this report replaced, if it was another one. Not
-            stored.
         status: Lag, paused shards and failures.
         own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
             no metric. In `stats`, a Java leader would compare them with workers without a metric,
@@ -49,7 +47,6 @@ class WorkerMetrics:
     support_code: int | None = None
     drain_requested: bool = False
     run_id: str | None = None
-    replaced_run_id: str | None = None
     status: WorkerStatus | None = None
     drains_for_pause: bool = False
     own_cpu: tuple[float, ...] = ()

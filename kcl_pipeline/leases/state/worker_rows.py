@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.errors import UnreadableRowError
+from kcl_pipeline.errors import UnreadableRowError, WorkerIdTakenError
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease.serialization import number, string
 from kcl_pipeline.leases.lease.values import BadRow
@@ -46,13 +46,19 @@ class WorkerRows:
         """Create the table if it is missing, wait for it, and return whether it was created."""
         return self._store.ensure_exists()
 
-    def report(self, row: WorkerMetrics) -> WorkerMetrics:
+    def report(self, row: WorkerMetrics, *, takes_over: bool = True) -> WorkerMetrics:
         """Update the row of this worker. Returns the stored row, with a drain request if any.
 
         A drain request is for the run whose id is in the row. Another run with the same worker id
         removes it, and the CPU if it reports that as a metric of KCL.
 
+        Args:
+            row: The row.
+            takes_over: Write the row also if it has another run id: the worker id belongs to the
+                process that has started last. A process takes over with its first report.
+
         Raises:
+            WorkerIdTakenError: The row has another run id, and `takes_over` is False.
             IncompatibleTableError: The application has another layout now (protocol §4.3). The
                 worker must end: what it writes would be in a table that nobody reads.
         """
@@ -64,9 +70,9 @@ class WorkerRows:
             [] if row.run_id is None else [AbsentOrEquals(state.RUN_ID, attributes[state.RUN_ID])]
         )
         outcome = self._store.update(row.worker_id, same_run, Changes(attributes))
-        replaced = None
+        if not outcome.applied and not takes_over:
+            raise self._taken(row.worker_id, text_of(outcome.item or {}, state.RUN_ID))
         if not outcome.applied:
-            replaced = text_of(outcome.item or {}, state.RUN_ID)
             of_the_former = tuple(name for name in _OF_ONE_RUN if name not in attributes)
             outcome = self._store.update(row.worker_id, [], Changes(attributes, of_the_former))
         if outcome.item is None:
@@ -78,7 +84,23 @@ class WorkerRows:
             foreign = tuple(name for name in state.OPTIONAL_ATTRIBUTES if name not in attributes)
             self._store.update(row.worker_id, [], Changes(attributes, foreign))
             stored = row
-        return stored if replaced is None else replace(stored, replaced_run_id=replaced)
+        return stored
+
+    def verify_run(self, worker_id: str, run_id: str) -> None:
+        """Read the row of a worker. A row that is missing, or has no run id, belongs to nobody.
+
+        Raises:
+            WorkerIdTakenError: The row has another run id.
+        """
+        other = text_of(self._store.get(worker_id) or {}, state.RUN_ID)
+        if other not in (None, run_id):
+            raise self._taken(worker_id, other)
+
+    def _taken(self, worker_id: str, other: str | None) -> WorkerIdTakenError:
+        return WorkerIdTakenError(
+            f"another process has started under the worker id {worker_id!r}: its run is {other}",
+            other,
+        )
 
     def scan_workers(self) -> WorkerListing:
         """Return all rows, including those that cannot be read. Eventually consistent.
@@ -129,6 +151,12 @@ class WorkerRows:
         )
         return outcome.applied or outcome.item is None
 
-    def deregister(self, worker_id: str) -> None:
-        """Delete the row of a worker that stops."""
-        self._store.delete(worker_id, [])
+    def deregister(self, worker_id: str, run_id: str | None = None) -> None:
+        """Delete the row of a worker that stops, unless it has another run id.
+
+        Args:
+            worker_id: The worker.
+            run_id: Its run id. None: the row is deleted in any case.
+        """
+        run = [] if run_id is None else [AbsentOrEquals(state.RUN_ID, string(run_id))]
+        self._store.delete(worker_id, run)

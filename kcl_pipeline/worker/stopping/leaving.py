@@ -63,19 +63,35 @@ class Leaving:
         An error of one step does not prevent the next. The row is deleted first, so that a leader
         assigns no more leases to this worker, in particular not the released ones.
         """
-        deadline = self._dependencies.clock.monotonic() + LEAVE_SECONDS
+        clock, worker = self._dependencies.clock, self._dependencies.settings.worker
+        deadline = clock.monotonic() + LEAVE_SECONDS
         self._bounded("deregistration", self._reporter.deregister, ROW_SECONDS)
         release: Release = self._abandon if abandoned else self._lifecycle.release_all
 
         def map_first(call: Callable[[Any], Any], items: Any) -> list[Any]:
-            return self._pools.map_until(call, items, deadline=deadline)
+            """The checkpoints have half of the time, and the releases the other half."""
+            latest = clock.monotonic() + LEAVE_SECONDS / 2
+            return self._pools.map_until(call, items, deadline=latest)
 
-        attempt("release", lambda: release(last=False, map=map_first), self._dependencies.events)
+        # A record processor may checkpoint before its lease is released
+        longest = worker.stop_timeout_millis / 1000 + LEAVE_SECONDS
+        self._bounded("release", lambda: release(last=False, map=map_first), longest)
         leader = self._dependencies.leader
         if leader is not None:
             self._bounded("release of the leader lock", leader.release, ROW_SECONDS)
         late = max(deadline - self._dependencies.clock.monotonic(), 0.0) + LAST_SECONDS
         self._bounded(_LAST, lambda: self._release_late_leases(release, deadline), late)
+
+    def leave_to_other(self) -> None:
+        """Give the lock up, and write nothing else: another process has the worker id.
+
+        It has the rows of the leases, or recovers them.
+        """
+        for held in self._leases.held():
+            self._leases.drop(held, "another process has taken the worker id")
+        leader = self._dependencies.leader
+        if leader is not None:
+            self._bounded("release of the leader lock", leader.release, ROW_SECONDS)
 
     def _bounded(self, what: str, step: Callable[[], object], seconds: float) -> None:
         """Run a step, and wait at most `seconds` for it."""
