@@ -363,6 +363,22 @@ class AwsTrouble(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class UnexpectedError(Event):
+    """A step of a shard failed by an error that this package does not expect: a defect.
+
+    The step is repeated with growing waits, and the other shards go on. The log has the traceback,
+    once per cause.
+
+    Attributes:
+        operation: The step and the lease.
+        error: The type of the error and its text.
+    """
+
+    operation: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class CpuSourceSkipped(Event):
     """A source of the CPU metric cannot be read; the next one is tried. Without any, the worker
     reports no CPU.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kcl_pipeline.events import RecordsLost
+from kcl_pipeline.events import BatchCommitted, RecordsLost
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
@@ -54,6 +54,36 @@ def test_a_shard_that_a_java_worker_ended_is_ended_before_its_children_are_read(
     world.run(60)
     assert world.data() == sorted(world.sent)
     assert stored(world, PARENT).ended
+
+
+def test_many_shards_that_java_workers_have_read_are_taken_over_by_the_commit_of_a_batch():
+    """`d_move`: no commit before the first batch, and no commit for each shard."""
+    shards = 12
+    world = World(shards=shards)
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    for shard in world.kinesis.list_shards(stream):
+        put = world.model.call(
+            "PutRecord",
+            StreamName="orders",
+            PartitionKey="k",
+            ExplicitHashKey=str(shard.hash_key_range.start),
+            Data=b"java",
+        )
+        create_lease(
+            world.leases,
+            Lease(
+                put["ShardId"],
+                Position(put["SequenceNumber"]),
+                hash_key_range=shard.hash_key_range,
+            ),
+        )
+    world.run(10)
+    assert len(world.worker.lifecycle.consumers) == shards
+    assert world.table.version == -1, "no commit before reading"
+    world.put(*numbered(5 * shards, "ours-"))
+    world.run(5)
+    assert world.data() == numbered(5 * shards, "ours-")
+    assert len(world.of(BatchCommitted)) < shards / 2
 
 
 def stop_worker(world):

@@ -24,6 +24,7 @@ from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import BadRow, Lease, other_form
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.unexpected import described
 
 
 class HeldLeases(LeaseWrites):
@@ -87,7 +88,8 @@ class HeldLeases(LeaseWrites):
             row = self._table.get(scanned.lease_key)
             renewed = self._table.renew(row) if row is not None and self._acceptable(row) else None
         except (AwsError, ValueError) as error:
-            self._events(AwsTrouble(f"recovery of {scanned.lease_key}", str(error)))
+            what = f"recovery of {scanned.lease_key}"
+            self._events(AwsTrouble(what, described(error, what)))
             return None
         return (
             self._gain(renewed, began)
@@ -156,7 +158,8 @@ class HeldLeases(LeaseWrites):
             self._rejected.note(BadRow(self._table.name, key, str(error)))
             return None
         except (AwsError, ValueError) as error:
-            self._events(AwsTrouble(f"discovery of {key}", str(error)))
+            what = f"discovery of {key}"
+            self._events(AwsTrouble(what, described(error, what)))
             return None
         return self._gain(row, began) if row is not None and self._acceptable(row) else None
 

@@ -17,6 +17,7 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.position import Position
+from kcl_pipeline.unexpected import described
 
 _TAKEN: Final = "another worker has it, or its row is gone"
 
@@ -89,7 +90,8 @@ class LeaseWrites(HeldSet):
             except LeaseLostError:
                 return False
             except (AwsError, ValueError) as error:
-                self._events(AwsTrouble(f"renewal of {held.lease_key}", str(error)))
+                what = f"renewal of {held.lease_key}"
+                self._events(AwsTrouble(what, described(error, what)))
                 return False
             return True
 

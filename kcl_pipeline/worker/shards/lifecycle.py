@@ -7,8 +7,14 @@ from functools import partial
 from typing import Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError
-from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost, ShardEnded
+from kcl_pipeline.errors import AwsError, KclError, LeaseLostError, ShardSyncError
+from kcl_pipeline.events import (
+    AwsTrouble,
+    LossReason,
+    RecordsLost,
+    ShardEnded,
+    UnexpectedError,
+)
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
@@ -195,7 +201,8 @@ class Lifecycle:
             self._leases.drop(consumer.held, str(error))
         except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
             what = f"{consumer.state} {consumer.lease_key}"
-            self._dependencies.events(AwsTrouble(what, described(error, what)))
+            kind = AwsTrouble if isinstance(error, KclError) else UnexpectedError
+            self._dependencies.events(kind(what, described(error, what)))
             consumer.step_failed(error, now, self._backoff_seconds)
             if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                 # The reported children may have been wrong. Reading again reports them anew.

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import AwsTrouble, BatchAbandoned, HangStep
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.events import AwsTrouble, BatchAbandoned, HangStep, UnexpectedError
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.activity import Activity, Doing
@@ -74,7 +75,8 @@ class Processing:
                 outcome.append(error)
                 if self.is_abandoned:
                     what = "processing that was abandoned"
-                    self._dependencies.events(AwsTrouble(what, described(error, what)))
+                    kind = AwsTrouble if isinstance(error, KclError) else UnexpectedError
+                    self._dependencies.events(kind(what, described(error, what)))
             over.set()
 
         self._hangs.over = over
