@@ -17,27 +17,40 @@ writes are conditional on the rows, and made only while the lock has not expired
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import IncompatibleTableError, NotFoundError
-from kcl_pipeline.events import CycleFailed, EventSink
+from kcl_pipeline.errors import (
+    AwsError,
+    IncompatibleTableError,
+    KclError,
+    NotFoundError,
+    OtherApplicationError,
+)
+from kcl_pipeline.events import AwsTrouble, CycleFailed, EventSink, LeaseDeleted
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.assign import LeaseAssignment, Scanned
-from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.deleted_rows import DeletedRows
 from kcl_pipeline.leader.lock import Leadership, NotLeadingError
 from kcl_pipeline.leader.phase import CycleContext, Deadline, is_local
 from kcl_pipeline.leader.report import StreamCoverage, error_sentence
 from kcl_pipeline.leader.shards import ShardSync
-from kcl_pipeline.leader.streams.application import ApplicationGuard
 from kcl_pipeline.leader.streams.former import FormerStreams
 from kcl_pipeline.leader.streams.streams import Streams
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, with_recorded
+from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
-from kcl_pipeline.planning.cleanup import former_leases
+from kcl_pipeline.planning.cleanup import (
+    Deletion,
+    completed_leases,
+    former_leases,
+    garbage_leases,
+)
 from kcl_pipeline.shards import StreamId
 
 
@@ -97,20 +110,20 @@ class Sync:
     ) -> None:
         self._settings = settings
         self._assignment = assignment
+        self._lease_table = lease_table
+        self._worker_table = worker_table
+        self._coordinator_table = coordinator_table
+        self._kinesis = kinesis
         self._clock = clock
         self._events = events
         self._streams = streams
         self._leadership = leadership = Leadership(assignment.election, coordinator_table)
-        self._application = ApplicationGuard(
-            settings, coordinator_table, lease_table, kinesis, streams
-        )
         self._deleted_rows = DeletedRows(lease_table, kinesis, events, streams, leadership, stored)
         self._shards = ShardSync(
             settings, lease_table, kinesis, clock, events, streams, leadership, stored
         )
-        self._cleaning = Cleaning(settings, lease_table, worker_table, events, leadership)
         self._former = FormerStreams(
-            settings, coordinator_table, clock, streams, leadership, self._cleaning
+            settings, coordinator_table, clock, streams, leadership, self._delete_leases
         )
         self._wrote_at = 0.0
         self._failures = 0
@@ -151,27 +164,113 @@ class Sync:
 
     def _run(self, context: CycleContext, scanned: Scanned) -> None:
         # 1. A leader with other streams would create and delete leases of the wrong shards
-        self._streams.refresh()
-        self._application.check()
+        self._check_application()
         # 2. The rows of a former stream have the keys of the new one
-        former = former_leases(context.leases.values(), self._streams.known())
-        self._cleaning.delete_leases(context, former)
+        self._delete_leases(context, former_leases(context.leases.values(), self._streams.known()))
         self._former.clean(context)
         # 3. Before a child of the missing row is read
         self._deleted_rows.restore(context)
-        # 4. and 5.
+        # 4. and 5. The shards of leases that ended long ago may have left retention: list them
         self._shards.start(context)
-        ended = scanned.ended_seconds
-        listings = self._shards.audit(context, stale=self._cleaning.stale(ended))
-        # 6.
-        self._cleaning.finished_leases(context, ended, listings)
-        self._cleaning.worker_rows(scanned.stopped)
+        ended, keep = scanned.ended_seconds, self._settings.shard_sync
+        garbage_seconds = keep.garbage_lease_cleanup_interval_millis / 1000
+        stale = frozenset(key for key, seconds in ended.items() if seconds >= garbage_seconds)
+        listings = self._shards.audit(context, stale=stale)
+        # 6. Unless a child has not begun
+        finished: dict[str, Deletion] = {}
+        for stream, shards in listings.items():
+            rows = context.leases.of_stream(stream)
+            for deletion in garbage_leases(rows, shards, stream, ended, garbage_seconds):
+                finished[deletion.lease.lease_key] = deletion
+        if keep.cleanup_leases_upon_shard_completion:
+            seconds = keep.completed_lease_cleanup_interval_millis / 1000
+            for deletion in completed_leases(context.leases.values(), ended, seconds):
+                finished[deletion.lease.lease_key] = deletion
+        self._delete_leases(context, [finished[key] for key in sorted(finished)])
+        for row in scanned.stopped:
+            self._delete(
+                f"deletion of the row of {row.worker_id}", partial(self._worker_table.delete, row)
+            )
+
+    # 1. The application
+
+    def _check_application(self) -> None:
+        """Describe the streams that are due, compare all with the record, and add new ones.
+
+        A stream that cannot be described now is ignored; `Streams.for_each` reports its error.
+
+        Raises:
+            OtherApplicationError: The streams do not fit the record.
+            AwsError: A call to a table failed.
+        """
+        self._streams.poll()
+        self._streams.refresh()
+        try:
+            self._record_application()
+        except OtherApplicationError:
+            # The streams were described a while ago. One of them may have been created again, and
+            # the record changed by `--accept-streams`.
+            self._streams.forget()
+            self._record_application()
+
+    def _record_application(self) -> None:
+        settings, table = self._settings, self._coordinator_table
+        described, unavailable = list[StreamId](), list[str]()
+        for name in self._streams.configured():
+            try:
+                described.append(self._streams.look(name))
+            except KclError:
+                unavailable.append(name)
+        record = table.read_application()
+        if not described:
+            if record is not None:
+                self._streams.note_record(record.identity)
+            return
+        identity = ApplicationIdentity.of(
+            described,
+            is_multi_stream=settings.is_multi_stream,
+            shard_sync_of=settings.shard_sync_of,
+            whole_aggregates=settings.retrieval.skip_kpl_deaggregation,
+        )
+        if unavailable or settings.selects_streams:
+            keep_all = settings.selects_streams
+            identity = with_recorded(identity, record, unavailable, keep_all=keep_all)
+        recorded = ensure_application(
+            settings.application_name,
+            table,
+            self._lease_table,
+            identity,
+            lambda: self._kinesis.list_shards(described[0]),
+        )
+        self._streams.note_record(recorded.identity)
+
+    # 2. and 6. Deletions
+
+    def _delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
+        """Delete leases whose checkpoint is as it was read."""
+        for deletion in deletions:
+            key = deletion.lease.lease_key
+            is_deleted = partial(self._lease_table.delete, deletion.lease)
+            if self._delete(f"deletion of {key}", is_deleted):
+                del context.leases[key]
+                context.deleted.append(key)
+                self._events(LeaseDeleted(key, deletion.reason))
+
+    def _delete(self, what: str, delete: Callable[[], object]) -> bool:
+        """Delete one row; return whether it was. A row that cannot be deleted stops no other."""
+        self._leadership.check()
+        try:
+            return bool(delete())
+        except (AwsError, ValueError) as error:
+            self._events(AwsTrouble(what, str(error)))
+            return False
+
+    # Results
 
     def _check_again(self) -> None:
         """Check whether the record allows this process to lead now, as after --accept-streams."""
         try:
-            self._streams.refresh()
-            self._application.check()
+            self._check_application()
         except IncompatibleTableError as error:
             self._assignment.refusal = error
         except Exception as error:  # noqa: BLE001 (a defect must not end the thread)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.lock import Leadership
 from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leader.streams.streams import Streams
@@ -44,14 +44,14 @@ class FormerStreams:
         clock: Clock,
         streams: Streams,
         leadership: Leadership,
-        cleaning: Cleaning,
+        delete: Callable[[CycleContext, Iterable[Deletion]], None],
     ) -> None:
         self._settings = settings.shard_sync
         self._coordinator_table = coordinator_table
         self._clock = clock
         self._streams = streams
         self._leadership = leadership
-        self._cleaning = cleaning
+        self._delete = delete
         self._term = 0
         self._missing: dict[AccountAndName, _Missing] = {}
         self._removing: set[AccountAndName] = set()
@@ -138,4 +138,4 @@ class FormerStreams:
             if (stream.account, stream.name) in self._removing
             for lease in context.leases.of_stream(stream)
         ]
-        self._cleaning.delete_leases(context, found)
+        self._delete(context, found)
