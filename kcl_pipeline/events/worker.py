@@ -363,7 +363,7 @@ class AwsTrouble(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class UnexpectedError(Event):
+class DefectFound(Event):
     """A step of a shard failed by an error that this package does not expect: a defect.
 
     The step is repeated with growing waits, and the other shards go on. The log has the traceback,

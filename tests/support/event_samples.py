@@ -45,7 +45,7 @@ SAMPLES = [
     ev.StreamUnavailable("w1", "clicks", "not found"),
     ev.WorkerHung("w1", ev.HangStep.WRITING, 900.0, ("shardId-1",), "thread a:\n  b.py:1 c"),
     ev.WorkerResumed("w1"),
-    ev.UnexpectedError("reading s1", "KeyError: 'x'"),
+    ev.DefectFound("reading s1", "KeyError: 'x'"),
     ev.BatchAbandoned("w1", ev.HangStep.WRITING, 20.0),
     ev.WorkerIdShared("w1", "run-2"),
     ev.AnnouncementRejected("_kcl_pipeline/announced/0.json", "it is malformed", True),

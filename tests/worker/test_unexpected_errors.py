@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.events import AwsTrouble, CycleFailed, UnexpectedError
+from kcl_pipeline.events import AwsTrouble, CycleFailed, DefectFound
 from kcl_pipeline.unexpected import described
 from tests.support.worker_world import World
 
@@ -46,9 +46,9 @@ def test_a_defect_in_the_step_of_a_shard_does_not_look_like_trouble_with_aws(cap
 
     world.worker.source.begin = fail
     world.run(2)
-    assert {one.error for one in world.of(UnexpectedError)} == {"KeyError: 'x'"}
+    assert {one.error for one in world.of(DefectFound)} == {"KeyError: 'x'"}
     assert not [one for one in world.of(AwsTrouble) if "KeyError" in one.error]
-    assert len(world.of(UnexpectedError)) < 6, "the waits grow"
+    assert len(world.of(DefectFound)) < 6, "the waits grow"
     assert [one.exc_info[0] for one in caplog.records if one.exc_info] == [KeyError]
 
 

@@ -13,7 +13,7 @@ from kcl_pipeline import pools
 from kcl_pipeline.aws.configs import MIN_TIMEOUT_SECONDS, dynamodb_config
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.events import AwsTrouble, ShardStalled, UnexpectedError
+from kcl_pipeline.events import AwsTrouble, DefectFound, ShardStalled
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
@@ -56,7 +56,7 @@ def test_an_unexpected_error_of_one_lease_is_its_own_problem():
     world.put(*numbered(20))
     world.run(20.0)
     assert world.data()
-    assert any("RuntimeError: a defect" in e.error for e in world.of(UnexpectedError))
+    assert any("RuntimeError: a defect" in e.error for e in world.of(DefectFound))
     world.worker.source.begin = begin
     world.run(60.0)
     assert world.data() == sorted(world.sent)

@@ -32,7 +32,7 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.ShardStalled: logging.WARNING,
     ev.WorkerHung: logging.ERROR,
     ev.WorkerIdShared: logging.ERROR,
-    ev.UnexpectedError: logging.ERROR,
+    ev.DefectFound: logging.ERROR,
     ev.BatchAbandoned: logging.WARNING,
     ev.StreamsDiffer: logging.WARNING,
     ev.StreamUnavailable: logging.WARNING,

@@ -10,10 +10,10 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, KclError, LeaseLostError, ShardSyncError
 from kcl_pipeline.events import (
     AwsTrouble,
+    DefectFound,
     LossReason,
     RecordsLost,
     ShardEnded,
-    UnexpectedError,
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
@@ -201,7 +201,7 @@ class Lifecycle:
             self._leases.drop(consumer.held, str(error))
         except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
             what = f"{consumer.state} {consumer.lease_key}"
-            kind = AwsTrouble if isinstance(error, KclError) else UnexpectedError
+            kind = AwsTrouble if isinstance(error, KclError) else DefectFound
             self._dependencies.events(kind(what, described(error, what)))
             consumer.step_failed(error, now, self._backoff_seconds)
             if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:

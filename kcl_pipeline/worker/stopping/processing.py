@@ -7,7 +7,7 @@ from typing import Final
 
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError
-from kcl_pipeline.events import AwsTrouble, BatchAbandoned, HangStep, UnexpectedError
+from kcl_pipeline.events import AwsTrouble, BatchAbandoned, DefectFound, HangStep
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.activity import Activity, Doing
@@ -75,7 +75,7 @@ class Processing:
                 outcome.append(error)
                 if self.is_abandoned:
                     what = "processing that was abandoned"
-                    kind = AwsTrouble if isinstance(error, KclError) else UnexpectedError
+                    kind = AwsTrouble if isinstance(error, KclError) else DefectFound
                     self._dependencies.events(kind(what, described(error, what)))
             over.set()
 
