@@ -156,8 +156,9 @@ class TableSink:
             decided = self._round(commit)
             if decided is None and commit.is_alone and not commit.suspects:
                 self._back_off(attempt)
-        if self._announcements is not None and decided.version is None:
-            self._announcements.remove([commit.batch])  # who lands one removes it
+        # Who lands an announcement removes it. An attempt may have landed without an answer.
+        if self._announcements is not None and (decided.version is None or commit.attempts):
+            self._announcements.remove([commit.batch])
         return decided
 
     def _round(self, commit: _Commit) -> CommitOutcome | None:
@@ -210,20 +211,18 @@ class TableSink:
         try:
             self._log.add(head, *combined(batches))
         except Exception:
-            now = self._read()
-            decided = self._decided(now, commit.batch)
-            if decided is None and now.version == version:
+            now = self._read()  # the caller compares the entries with it
+            if now.version == version:
                 if not others:
                     raise
                 commit.suspects = others  # The next attempt is without them.
                 return None, now
-            if decided is not None and store is not None:
-                store.remove((commit.batch,))  # it may have landed by this attempt
             commit.suspects = ()
             self._pace.lost(len(batches))
-            return decided, now
+            return None, now
         if store is not None:
             store.remove(batches)
+            commit.batch = replace(commit.batch, name="")
             store.reject((one.name for one in commit.suspects), _SUSPECT)
         self._pace.landed(len(batches))
         try:

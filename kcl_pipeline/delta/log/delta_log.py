@@ -165,10 +165,8 @@ class DeltaLog:
     def _read_numbers(self) -> None:
         if self._numbers_read is None:
             found = read_transactions(self.storage, self.version, self.restores)
-            self._numbers, self._numbers_read = (
-                {**(found or {}), **self._numbers},
-                found is not None,
-            )
+            self._numbers_read = found is not None
+            self._numbers |= found or {}
 
     # Kept until `_metadata_changed`.
 
