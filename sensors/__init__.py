@@ -11,11 +11,19 @@ automation = dg.AutomationConditionSensorDefinition(
     target=dg.AssetSelection.all(),
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
-# Merges small files of the table and removes files that no version uses. Switch it on in the UI.
-maintenance = dg.ScheduleDefinition(
-    name="orders_maintenance_every_night",
-    job_name="orders_maintenance",
-    cron_schedule="0 3 * * *",
-    default_status=dg.DefaultScheduleStatus.STOPPED,
-)
-defs = dg.Definitions(sensors=[automation], schedules=[maintenance])
+
+
+def every_night(operation: str, hour: int) -> dg.ScheduleDefinition:
+    """Change the table every night, as `kcl-pipeline do` does. Switch it on in the UI."""
+    return dg.ScheduleDefinition(
+        name=f"orders_{operation}_every_night",
+        job_name="orders_operate",
+        cron_schedule=f"0 {hour} * * *",
+        run_config={"ops": {"orders_operation": {"config": {"operation": {operation: {}}}}}},
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+    )
+
+
+# Merges small files of the table, and removes files that no version uses.
+maintenance = [every_night("compact", 3), every_night("vacuum", 4)]
+defs = dg.Definitions(sensors=[automation], schedules=maintenance)

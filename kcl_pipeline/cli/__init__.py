@@ -7,20 +7,12 @@ from typing import Annotated
 
 import typer
 
-from kcl_pipeline.cli.control.moving import drain, move, rebalance
-from kcl_pipeline.cli.control.pausing import pause, resume
-from kcl_pipeline.cli.control.replay import replay
-from kcl_pipeline.cli.control.retire import retire
-from kcl_pipeline.cli.control.seek import seek
+from kcl_pipeline.cli.do import do
 from kcl_pipeline.cli.doctor.command import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.init import init
-from kcl_pipeline.cli.inspection.application import application
-from kcl_pipeline.cli.inspection.dead_letters import dead_letters
-from kcl_pipeline.cli.inspection.losses import losses
-from kcl_pipeline.cli.inspection.plan import plan
 from kcl_pipeline.cli.local import local
-from kcl_pipeline.cli.maintenance import compact, vacuum
+from kcl_pipeline.cli.plan import plan
 from kcl_pipeline.cli.run import dev, run
 from kcl_pipeline.cli.status import status
 from kcl_pipeline.cli.worker import worker
@@ -54,10 +46,6 @@ def options(
     """Take the options that come before the command."""
 
 
-for _command in (
-    *(init, run, dev, worker, local),
-    *(status, plan, application, dead_letters, losses),
-    *(pause, resume, drain, move, rebalance, seek, retire),
-    *(compact, vacuum, replay, doctor),
-):
+for _command in (init, run, dev, worker, local, status, doctor, plan):
     app.command()(_command)
+app.add_typer(do, name="do")

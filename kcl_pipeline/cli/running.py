@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcl_pipeline.cli import show
 from kcl_pipeline.cli.target import load_named, load_pipeline
+from kcl_pipeline.control.context import OperationContext
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.metrics.exporters import LoggingEvents
+from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import WorkerProgress
@@ -108,6 +114,24 @@ def processor_pipeline(
         application, streams, processor=made, settings_overrides=dict(overrides)
     )
     return pipeline, worker_id
+
+
+@contextmanager
+def replaying(context: OperationContext) -> Iterator[OperationContext]:
+    """Give a replay its log, its Spark session, and the signals that end it."""
+    show_log()
+    pipeline, stop = context.pipeline, context.control.clock.signal()
+    if pipeline.transform is not None:
+        require_java()
+        require_user_name()
+    with stop_on_signals(stop) as signals:
+        yield replace(
+            context,
+            stop=stop,
+            session_factory=signals.reinstalled_after(lambda: session(pipeline)),
+            events=LoggingEvents(),
+            on_progress=lambda progress: show.echo(progress_line(progress), err=True),
+        )
 
 
 def progress_line(progress: WorkerProgress) -> str:

@@ -89,7 +89,7 @@ def worker(
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a worker until SIGTERM, Ctrl-C or `kcl-pipeline drain`.
+    """Run a worker until SIGTERM, Ctrl-C or `kcl-pipeline do drain`.
 
     It then finishes its batch, checkpoints, and releases its leases. While the application is
     paused, it waits without leases; with --drain it fails instead. With --json the last line of

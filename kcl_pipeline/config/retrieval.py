@@ -103,14 +103,14 @@ class RetrievalSettings(StrictSettings):
         None,
         strict=False,
         description="Only records that arrived at this time or later are read. Only with polling. "
-        "`kcl-pipeline replay` sets it",
+        "`kcl-pipeline do replay` sets it",
         json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
     )
     arrived_before: datetime | None = Field(
         None,
         strict=False,
         description="Only records that arrived before this time are read. Only with polling. "
-        "`kcl-pipeline replay` sets it",
+        "`kcl-pipeline do replay` sets it",
         json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:  # the help of the command line loads this module
-    from kcl_pipeline.control.moving import Drained, Moved
+    from kcl_pipeline.control.draining import Drained
     from kcl_pipeline.control.pausing import Paused
     from kcl_pipeline.control.retire.resources import Resource
     from kcl_pipeline.control.retire.run import Retired, RetirePlan
@@ -49,27 +49,6 @@ def drained(done: Drained, *, dry_run: bool) -> str:
     if done.ended:
         return f"{done.worker_id} has ended; it had {leases}"
     return f"{done.worker_id} is requested to end; it had {leases}"
-
-
-def moved(done: Moved, *, dry_run: bool) -> str:
-    """What a move has achieved."""
-    way = "by a handoff" if done.graceful else "at once"
-    route = f"{done.lease_key} from {done.from_worker or 'no owner'} to {done.to_worker}"
-    if dry_run:
-        return f"dry run: would move {route} {way}"
-    return f"moved {route}" if done.done else f"moving {route} {way}; it is not complete yet"
-
-
-def balanced(*, taken: bool) -> str:
-    """Whether a leader has balanced."""
-    if taken:
-        return (
-            "the leader has balanced the leases; `kcl-pipeline status` shows moves that still run"
-        )
-    return (
-        "no leader has taken the request yet; it stays stored. A leader of the Java KCL does not "
-        "take it: see `kcl-pipeline status`"
-    )
 
 
 def change(changed: PositionChange) -> str:

@@ -209,7 +209,7 @@ class Sync:
             self._record_application()
         except OtherApplicationError:
             # The streams were described a while ago. One of them may have been created again, and
-            # the record changed by `--accept-streams`.
+            # the record changed by `do accept --streams`.
             self._streams.forget()
             self._record_application()
 
@@ -268,7 +268,7 @@ class Sync:
     # Results
 
     def _check_again(self) -> None:
-        """Check whether the record allows this process to lead now, as after --accept-streams."""
+        """Check whether the record allows this process to lead now, as after an acceptance."""
         try:
             self._check_application()
         except IncompatibleTableError as error:

@@ -8,11 +8,10 @@ import dagster as dg
 from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.orchestration.assets.checks import build_checks
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.maintenance import build_maintenance_job
 from kcl_pipeline.orchestration.assets.names import Names, output_key
 from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.assets.specs import fleet_spec, stream_specs
-from kcl_pipeline.orchestration.ops.control.jobs import build_operator_jobs
+from kcl_pipeline.orchestration.ops.operate import build_operate_job
 from kcl_pipeline.orchestration.ops.output import (
     build_consume_job,
     build_output_asset,
@@ -92,11 +91,10 @@ def build_definitions(
     names.check_keys(is_derived=output_asset_key is None)
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(pipeline, names, options, pipeline_version(pipeline))
-    maintenance = build_maintenance_job(pipeline, names)
     return dg.Definitions(
         assets=[output, *stream_specs(names, options), fleet_spec(pipeline, names, options)],
         asset_checks=[build_checks(pipeline, names, options)],
-        jobs=[job, *([maintenance] if maintenance else []), *build_operator_jobs(pipeline, names)],
+        jobs=[job, build_operate_job(pipeline, names)],
         sensors=[build_leader_sensor(pipeline, names, options)],
         resources=build_resources(pipeline, names, aws or AwsResource(), spark),
     )

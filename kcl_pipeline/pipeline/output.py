@@ -17,7 +17,7 @@ from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.foreach import ForeachArrow, ForeachArrowSink, ForeachBatchSink
-from kcl_pipeline.leases.application.identity import MAX_SINK
+from kcl_pipeline.leases.application.identity import MAX_SINK, ApplicationIdentity
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.processors import ProcessorCalls, ProcessorSink
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.batch import BatchWriter
     from kcl_pipeline.delta.results import TableColumns
+    from kcl_pipeline.kinesis.client import KinesisClient
     from kcl_pipeline.kinesis.ranges import RangeJobs
     from kcl_pipeline.sinks.sink import Sink
     from kcl_pipeline.spark.executors import TaskSource
@@ -203,3 +204,23 @@ def sink_address(sink: PipelineSink) -> str:
     if not isinstance(sink, DeltaSink):
         return "function"
     return "delta:" + printable(re.sub(r"^s3a://", "s3://", table_root(sink.uri)), MAX_SINK)
+
+
+def identity_of_settings(
+    settings: ConsumerSettings, kinesis: KinesisClient, sink: PipelineSink | None
+) -> ApplicationIdentity:
+    """Return the streams of the settings and the sink, as the application record stores them.
+
+    Args:
+        settings: The settings, which name the streams.
+        kinesis: Resolves the streams.
+        sink: The sink. None: it is not known.
+    """
+    is_multi_stream = settings.is_multi_stream
+    return ApplicationIdentity.of(
+        [kinesis.resolve_stream(name, multi_stream=is_multi_stream) for name in settings.streams],
+        is_multi_stream=is_multi_stream,
+        sink=None if sink is None else sink_address(sink),
+        shard_sync_of=settings.shard_sync_of,
+        whole_aggregates=None if sink is None else settings.retrieval.skip_kpl_deaggregation,
+    )

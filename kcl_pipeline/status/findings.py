@@ -459,7 +459,7 @@ def _losses(snapshot: Snapshot) -> Iterator[Finding]:
     name = "table_restored" if is_restore else "records_lost"
     advice = (
         "repair the output if the producer still has the records, and acknowledge: "
-        "kcl-pipeline do acknowledge. See docs/operations/losses.md"
+        "kcl-pipeline do acknowledge. See docs/operations-repair.md"
     )
     yield Finding(check, name, FindingLevel.PROBLEM, losses.sentence, advice, numbers=numbers)
 

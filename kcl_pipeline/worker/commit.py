@@ -73,8 +73,8 @@ Answer = TypeVar("Answer")
 _EXPIRED: Final = "the lease expired before the commit"
 _OVERTAKEN: Final = "the table has another commit; row and table are read again"
 _CURE: Final = (
-    "put the table back, or choose where the shard continues with `kcl-pipeline seek`, or delete "
-    "the lease row: then the shard continues after its position in the present table"
+    "put the table back, or choose where the shard continues with `kcl-pipeline do seek`, or "
+    "delete the lease row: then the shard continues after its position in the present table"
 )
 
 

@@ -110,7 +110,7 @@ def refuse_pause(name: str, pause: Pause | None) -> None:
     """
     if pause is not None:
         raise ApplicationPausedError(
-            f"the application {name!r} is {pause.sentence}; resume it with `kcl-pipeline resume`"
+            f"the application {name!r} is {pause.sentence}; resume it with `kcl-pipeline do resume`"
         )
 
 

@@ -1,4 +1,4 @@
-"""`kcl-pipeline application`: shows what is recorded, and changes it on purpose (embedded AWS)."""
+"""`kcl-pipeline do accept`: shows what is recorded, and changes it on purpose (embedded AWS)."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ def recorded(fleet):
 
 def test_shows_what_is_recorded_and_whether_the_settings_fit(recorded):
     name = recorded.name
-    shown = run_json("application", "-a", name)
+    shown = run_json("do", "accept", "-a", name)
     assert shown["recorded"]["streams"][0]["arn"].endswith(f"stream/{name}")
     assert (shown["recorded"]["mode"], shown["problem"]) == ("single_stream", None)
-    text = run("application", "-a", name, "-s", name).output
+    text = run("do", "accept", "-a", name, "-s", name).output
     assert "single stream" in text
     assert "delta:/lake/rows" in text
-    other = run("application", "-a", name, "-s", f"{name}-other", code=1).output
+    other = run("do", "accept", "-a", name, "-s", f"{name}-other", code=1).output
     assert "the two streams have the same lease keys" in other
 
 
 def test_shows_that_nothing_is_recorded_yet(fleet):
-    assert "no streams are recorded" in run("application", "-a", fleet.name).output
+    assert "no streams are recorded" in run("do", "accept", "-a", fleet.name).output
 
 
 def test_another_stream_is_accepted_with_all_leases_deleted(recorded):
     name = recorded.name
-    told = run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
-    assert "1 lease deleted" in told.stderr
+    told = run("do", "accept", "-a", name, "-s", f"{name}-other", "--streams")
+    assert "1 lease deleted" in told.stdout
     (stream,) = record(recorded).streams
     assert stream.name == f"{name}-other"
     assert record(recorded).sink == "delta:/lake/rows"
     assert not record(recorded).changing
     assert recorded.tables.lease.list_leases().leases == ()
     assert recorded.tables.coordinator.read_lock() is None
-    again = run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
-    assert "no change" in again.stderr
+    again = run("do", "accept", "-a", name, "-s", f"{name}-other", "--streams")
+    assert "no change" in again.stdout
 
 
 def test_a_change_that_was_cut_off_is_finished_by_the_next_one(recorded, monkeypatch):
@@ -73,25 +73,25 @@ def test_a_change_that_was_cut_off_is_finished_by_the_next_one(recorded, monkeyp
     delete = ApplicationChange._delete_leases
     monkeypatch.setattr(ApplicationChange, "_delete_leases", lambda _self: 1 // 0)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
+        run("do", "accept", "-a", name, "-s", f"{name}-other", "--streams")
     assert record(recorded).changing
-    assert "not finished" in run("application", "-a", name, "-s", name, code=1).output
+    assert "not finished" in run("do", "accept", "-a", name, "-s", name, code=1).output
     monkeypatch.setattr(ApplicationChange, "_delete_leases", delete)
-    told = run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
-    assert "1 lease deleted" in told.stderr
+    told = run("do", "accept", "-a", name, "-s", f"{name}-other", "--streams")
+    assert "1 lease deleted" in told.stdout
     assert not record(recorded).changing
 
 
 def test_workers_must_be_stopped(fleet):
-    told = run("application", "-a", fleet.name, "-s", fleet.name, "--accept-streams", code=1)
+    told = run("do", "accept", "-a", fleet.name, "-s", fleet.name, "--streams", code=1)
     assert "belongs to blue-" in told.stderr
     assert "stop all workers" in told.stderr
     assert record(fleet) is None
 
 
 def test_a_sink_needs_the_pipeline(recorded):
-    told = run("application", "-a", recorded.name, "-s", recorded.name, "--accept-sink", code=1)
-    assert "--pipeline module:attribute" in told.stderr
+    told = run("do", "accept", "-a", recorded.name, "-s", recorded.name, "--sink", code=1)
+    assert "name the pipeline" in told.stderr
 
 
 def test_another_sink_is_accepted_with_its_leases(recorded, tmp_path, monkeypatch):
@@ -102,9 +102,9 @@ def test_another_sink_is_accepted_with_its_leases(recorded, tmp_path, monkeypatc
     )
     monkeypatch.syspath_prepend(tmp_path)
     before = recorded.tables.lease.list_leases().leases
-    refused = run("application", "-p", "elsewhere:pipeline", code=1).output
+    refused = run("do", "accept", "-p", "elsewhere:pipeline", code=1).output
     assert "writes to delta:/lake/rows" in refused
-    run("application", "-p", "elsewhere:pipeline", "--accept-sink")
+    run("do", "accept", "-p", "elsewhere:pipeline", "--sink")
     assert record(recorded).sink == "delta:/lake/elsewhere"
     assert recorded.tables.lease.list_leases().leases == before
 

@@ -1,4 +1,4 @@
-"""`pause`, `resume`, `rebalance`, `workers drain` and `leases move` (embedded AWS)."""
+"""`kcl-pipeline do` with pause, resume, drain and seek (embedded AWS)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("environment")
 
 def test_a_pause_is_stored_shown_and_removed(fleet):
     name, table = fleet.name, fleet.tables.coordinator
-    text = run("pause", "-a", name, "--reason", "a new table", "--wait", "0").stdout
+    text = run("do", "pause", "-a", name, "--reason", "a new table", "--wait", "0").stdout
     assert "paused since" in text
     assert "a new table" in text
     assert "1 lease still held by blue-1" in text
@@ -31,53 +31,33 @@ def test_a_pause_is_stored_shown_and_removed(fleet):
     assert not rows["blue-2"].drain_requested
     assert run_json("status", "-a", name)["workers"][0]["states"] == ["pausing"]
     assert "pausing" in run("status", "-a", name).stdout
-    found = run_json("pause", "-a", name, "--wait", "0")
+    found = run_json("do", "pause", "-a", name, "--wait", "0")
     assert (found["is_new"], found["pause"]["reason"]) == (False, "a new table")
     findings = run_json("doctor", "-a", name, "-s", name, "--watch-seconds", "0")
     (pause,) = [one for one in findings if one["name"] == "application_paused"]
     assert pause["level"] == "warning"
     assert "kcl-pipeline do resume" in pause["advice"]
-    assert run_json("resume", "-a", name)["was"]["reason"] == "a new table"
+    assert run_json("do", "resume", "-a", name)["was"]["reason"] == "a new table"
     assert table.read_control().pause is None
-    assert "it was not paused" in run("resume", "-a", name).stdout
+    assert "it was not paused" in run("do", "resume", "-a", name).stdout
 
 
 def test_a_pause_whose_leases_stay_held_exits_with_1(fleet):
-    found = run_json("pause", "-a", fleet.name, "--wait", "0.5", code=1)
+    found = run_json("do", "pause", "-a", fleet.name, "--wait", "0.5", code=1)
     assert list(found["held"].values()) == ["blue-1"]
 
 
 def test_a_worker_is_drained(fleet):
-    name = fleet.name
-    assert "would end and give up 1 lease" in run("drain", "blue-1", "-a", name, "--dry-run").stdout
-    assert "is requested to end" in run("drain", "blue-1", "-a", name, "--wait", "0").stdout
-    assert run_json("drain", "blue-1", "-a", name, "--wait", "0.1", code=1)["ended"] is (False)
+    name, drain = fleet.name, ("do", "drain", "--worker", "blue-1", "-a", fleet.name)
+    assert "would end and give up 1 lease" in run(*drain, "--dry-run").stdout
+    assert "is requested to end" in run(*drain, "--wait", "0").stdout
+    assert run_json(*drain, "--wait", "0.1", code=1)["ended"] is False
     fleet.tables.workers.deregister("blue-1")
-    refused = run("drain", "blue-1", "-a", name, code=1).stderr
+    refused = run(*drain, code=1).stderr
     assert refused == ("Error: there is no worker blue-1; `kcl-pipeline status` lists them\n"), (
         "the tables exist: advice about the region and the endpoint does not fit"
     )
-    assert "Java KCL" in run("drain", "blue-2", "-a", name, code=1).stderr
-
-
-def test_a_lease_is_moved(fleet):
-    name, key = fleet.name, fleet.keys[3]
-    text = run("move", key, "--to", "blue-1", "-a", name, "--dry-run").stdout
-    assert f"dry run: would move {key} from no owner to blue-1 at once" in text
-    assert fleet.tables.lease.get(key).owner is None
-    assert run_json("move", key, "--to", "blue-1", "-a", name)["done"]
-    assert fleet.tables.lease.get(key).owner == "blue-1"
-    other = fleet.keys[1]
-    text = run("move", other, "--to", "blue-1", "-a", name, "--wait", "0").stdout
-    assert "by a handoff; it is not complete yet" in text
-    assert fleet.tables.lease.get(other).in_handoff
-
-
-def test_a_request_to_balance_is_stored(fleet):
-    found = run("rebalance", "-a", fleet.name, "--wait", "0.1", code=1).stdout
-    assert "no leader has taken the request" in found
-    assert fleet.tables.coordinator.read_control().balance is not None
-    assert run_json("rebalance", "-a", fleet.name, "--wait", "0")["taken"] is False
+    assert "Java KCL" in run("do", "drain", "--worker", "blue-2", "-a", name, code=1).stderr
 
 
 def test_positions_are_shown_and_then_written(fleet):
@@ -91,7 +71,7 @@ def test_positions_are_shown_and_then_written(fleet):
         ),
         lambda: (),
     )
-    found = run_json("seek", "-a", name, "--to", "LATEST", "--shard", key)
+    found = run_json("do", "seek", "-a", name, "--to", "LATEST", "--shard", key)
     assert (found["dry_run"], found["held"]) == (True, {})
     (change,) = found["changes"]
     assert (change["lease_key"], change["before"], change["after"]) == (
@@ -100,18 +80,18 @@ def test_positions_are_shown_and_then_written(fleet):
         "LATEST",
     )
     assert fleet.tables.lease.get(key).checkpoint == TRIM_HORIZON
-    text = run("seek", "-a", name, "--to", "LATEST").stdout
+    text = run("do", "seek", "-a", name, "--to", "LATEST").stdout
     assert "dry run: 4 positions would change" in text
     assert "3 leases held by blue-1, blue-2" in text
-    refused = run("seek", "-a", name, "--to", "LATEST", "--yes", code=1).stderr
+    refused = run("do", "seek", "-a", name, "--to", "LATEST", "--yes", code=1).stderr
     assert "3 leases are held" in refused
     for lease in fleet.tables.lease.list_leases().leases:
         assert lease.owner is None or fleet.tables.lease.evict(lease)
-    found = run_json("seek", "-a", name, "--to", "LATEST", "--shard", key, "--yes")
+    found = run_json("do", "seek", "-a", name, "--to", "LATEST", "--shard", key, "--yes")
     assert (len(found["changes"]), found["refused"], found["is_paused"]) == (1, [], False)
     assert fleet.tables.lease.get(key).checkpoint == LATEST
     assert fleet.tables.coordinator.read_control().pause is None
-    assert "is not a position" in run("seek", "-a", name, "--to", "x", code=1).stderr
+    assert "is not a position" in run("do", "seek", "-a", name, "--to", "x", code=1).stderr
 
 
 class FakePipeline:

@@ -1,4 +1,4 @@
-"""`kcl-pipeline dead-letters`, and what `doctor` says about the table."""
+"""What `doctor` says about the dead-letter table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.delta.dead_letters.replayed import mark_replayed
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.status.findings import FindingLevel
-from tests.delta.test_replayed import letters, marked
-from tests.support.cli_fleet import run, run_json
+from tests.delta.test_replayed import letters
 from tests.support.delta_tables import dead_letter_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -30,50 +30,6 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return sink.dead_letters
 
 
-def test_counts_and_marks(table: str) -> None:
-    counted = {"total": 2, "not_replayed": 2, "last_hour": 0, "marked": None}
-    assert run_json("dead-letters", "-p", "my_pipeline:it") == counted
-    assert "2 dead letters, 2 not replayed" in run("dead-letters", "--uri", table).stdout
-    options = ("--mark-replayed", "--failed-before", "2026-01-01T12:00:01Z")
-    assert run_json("dead-letters", "-p", "my_pipeline:it", *options) == {
-        "total": 2,
-        "not_replayed": 0,
-        "last_hour": 0,
-        "marked": 2,
-    }
-    assert None not in marked(table).values()
-    again = run("dead-letters", "--uri", table, *options, "--lease-key", "s-1", "--batch-id", "b")
-    assert "0 records marked as replayed" in again.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ((), "write either --pipeline module:attribute or --uri ADDRESS"),
-        (("--uri", "TABLE", "--mark-replayed"), "--failed-before is missing"),
-        (("--uri", "TABLE", "--lease-key", "s-1"), "add --mark-replayed"),
-        (
-            ("--uri", "TABLE", "--mark-replayed", "--failed-before", "noon"),
-            "'noon' is no time with a time zone",
-        ),
-        (
-            ("--uri", "TABLE", "--mark-replayed", "--failed-before", "2026-01-01T12:00:00"),
-            "is no time with a time zone",
-        ),
-    ],
-)
-def test_wrong_options_change_nothing(table: str, options: tuple[str, ...], text: str) -> None:
-    given = [table if one == "TABLE" else one for one in options]
-    assert text in " ".join(run("dead-letters", *given, code=1).stderr.split())
-    assert set(marked(table).values()) == {None}
-
-
-def test_a_sink_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "my_pipeline", SimpleNamespace(it=SimpleNamespace(sink=None)))
-    text = run("dead-letters", "-p", "my_pipeline:it", code=1).stderr
-    assert "has no dead-letter table; set its dead_letter_uri" in " ".join(text.split())
-
-
 def test_doctor_reports_count_growth_and_a_table_that_cannot_be_read(
     table: str, tmp_path: Path
 ) -> None:
@@ -87,9 +43,8 @@ def test_doctor_reports_count_growth_and_a_table_that_cannot_be_read(
     assert some.level is FindingLevel.WARNING
     assert "3 records" in some.sentence
     assert "3 not replayed; it grew by 1 in the last hour" in some.sentence
-    run(
-        "dead-letters", "--uri", table, "--mark-replayed", "--failed-before", "9999-01-01T00:00:00Z"
-    )
+    far = datetime(9999, 1, 1, tzinfo=UTC)
+    assert mark_replayed(table, {}, failed_before=far, replayed_at=now) == 3
     (done,) = check_dead_letters(table, {}, clock)
     assert (done.level, "0 not replayed" in done.sentence) == (FindingLevel.OK, True)
     for file in Path(table).rglob("*.parquet"):

@@ -196,7 +196,7 @@ def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
         "before 9), recorded 1970-01-01T00:00:01+00:00 by w-1"
     )
     assert "kcl-pipeline do acknowledge" in found["advice"]
-    assert "2 of 2 acknowledged" in run("losses", "-a", fleet.name, "--acknowledge").stdout
+    assert "2 of 2 acknowledged" in run("do", "acknowledge", "-a", fleet.name).stdout
     assert finding(0)["sentence"].startswith("2 losses of records, 2 acknowledged at ")
     restore = Loss.of(
         TableRestored(58, "the version of 2026-11-26T10:00:00.000+00:00", "t-1"), 1_000
@@ -205,7 +205,8 @@ def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
     found = finding(1)
     assert "RESTORE in version 58 of the table t-1 to the version of 2026-11" in found["sentence"]
     assert (
-        "are not read again; `kcl-pipeline seek -p PIPELINE --to TIME --pause" in found["sentence"]
+        "are not read again; `kcl-pipeline do seek -p PIPELINE --to TIME --pause"
+        in found["sentence"]
     )
 
 

@@ -19,7 +19,7 @@ from tests.support.cli_fleet import run
 pytest_plugins = ["tests.support.cli_fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
 
-PLACEHOLDERS = {"move": ["x", "--to", "y"], "drain": ["x"]}
+PLACEHOLDERS = {"do drain": ["--worker", "x"]}
 
 
 def words(name: str) -> list[str]:
@@ -51,11 +51,10 @@ def test_a_missing_application_is_json(name):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["drain", "nobody"],
-        ["move", "no-lease", "--to", "blue-1"],
-        ["seek", "--to", "never"],
-        ["seek", "--to", "LATEST", "--shard", "no-shard"],
-        ["retire", "--confirm", "another-name"],
+        ["do", "drain", "--worker", "nobody"],
+        ["do", "seek", "--to", "never"],
+        ["do", "seek", "--to", "LATEST", "--shard", "no-shard"],
+        ["do", "retire", "--confirm", "another-name"],
     ],
 )
 def test_what_is_refused_is_json(shared, arguments):
@@ -64,7 +63,7 @@ def test_what_is_refused_is_json(shared, arguments):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["pause"], ["resume"], ["rebalance"], ["status"], ["drain", "x"]],
+    [["do", "pause"], ["do", "resume"], ["status"], ["do", "drain", "--worker", "x"]],
 )
 def test_missing_tables_are_json(arguments):
     assert "no-such-app" in error_of(*arguments, "-a", "no-such-app", code=exit_codes.FAILED)

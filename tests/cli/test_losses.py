@@ -1,10 +1,9 @@
-"""`kcl-pipeline losses`: shows the number of losses, and acknowledges it (embedded AWS)."""
+"""Losses of records: shown by `status`, acknowledged by `do acknowledge` (embedded AWS)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.cli import show
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import LossReason, RecordsLost
 from kcl_pipeline.leases.application.losses import Loss
@@ -26,32 +25,22 @@ def lose(fleet, key):
 
 def test_losses_are_shown_and_acknowledged(fleet):
     name = fleet.name
-    assert run("losses", "-a", name).stdout == "no loss of records is recorded\n"
+
+    def finding():
+        found = run_json("status", "-a", name)["findings"]
+        return next(one for one in found if one["check"] == "no_records_lost")
+
+    assert finding()["sentence"] == "no loss of records is recorded"
     ensure_client_version(fleet.tables.coordinator, "w-1", SystemClock())
     lose(fleet, "shardId-1")
-    text = run("losses", "-a", name).stdout
+    text = finding()["sentence"]
     assert text.startswith("1 loss of records, 0 acknowledged; the last: orders shardId-1 (left_")
-    assert "records_lost" not in text, "there are no others"
-    assert "1 of 1 acknowledged" in run("losses", "-a", name, "--acknowledge").stdout
+    assert "1 of 1 acknowledged" in run("do", "acknowledge", "-a", name).stdout
+    assert finding()["level"] == "ok"
     lose(fleet, "shardId-2")
-    assert "in the logs as records_lost" in run("losses", "-a", name).stdout
-    shown = run_json("losses", "-a", name)
-    assert (shown["count"], shown["acknowledged"], shown["unacknowledged"]) == (2, 1, 1)
+    assert (finding()["name"], finding()["numbers"]["losses"]) == ("records_lost", 2)
+    shown = run_json("do", "acknowledge", "-a", name)
+    assert (shown["count"], shown["acknowledged"], shown["unacknowledged"]) == (2, 2, 0)
     last = shown["last"]
     assert (last["shard"], last["after"], last["end"]) == ("orders shardId-2", "7", "before 9")
-    shown = run_json("losses", "-a", name, "--acknowledge")
-    assert (shown["acknowledged"], shown["unacknowledged"]) == (2, 0)
-    assert run_json("losses", "-a", name, "--acknowledge") == shown
-
-
-def test_a_loss_that_is_recorded_after_the_output_is_not_acknowledged(fleet, monkeypatch):
-    ensure_client_version(fleet.tables.coordinator, "w-1", SystemClock())
-    lose(fleet, "shardId-1")
-    echo = show.echo
-
-    def echo_and_lose(text):
-        echo(text)
-        lose(fleet, "shardId-2")
-
-    monkeypatch.setattr(show, "echo", echo_and_lose)
-    assert "1 of 2 acknowledged" in run("losses", "-a", fleet.name, "--acknowledge").stdout
+    assert run_json("do", "acknowledge", "-a", name) == shown

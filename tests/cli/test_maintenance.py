@@ -1,4 +1,4 @@
-"""`kcl-pipeline compact` and `kcl-pipeline vacuum`, and the retention that announcements need."""
+"""Compact and vacuum of `kcl-pipeline do`, and the retention that announcements need."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def pipeline(tmp_path, monkeypatch):
 
 def test_compact_shows_and_merges_small_files(pipeline, tmp_path):
     uri = str(tmp_path / "table")
-    (found,) = run_json("compact", "-p", pipeline, "--dry-run")["tables"]
+    (found,) = run_json("do", "compact", "-p", pipeline, "--dry-run")["tables"]
     assert (found["files"], found["bytes"] > 0) == (4, True)
-    assert "would merge up to 4 files" in run("compact", "-p", pipeline, "--dry-run").stdout
-    assert f"{uri}: merged 4 files into 1" in run("compact", "-p", pipeline).stdout
-    assert run_json("compact", "--uri", uri, "--dry-run")["tables"][0]["files"] == 0
+    assert "would merge up to 4 files" in run("do", "compact", "-p", pipeline, "--dry-run").stdout
+    assert f"{uri}: merged 4 files into 1" in run("do", "compact", "-p", pipeline).stdout
+    assert run_json("do", "compact", "-p", pipeline, "--dry-run")["tables"][0]["files"] == 0
     assert ids(uri) == [1, 2, 3, 4]
 
 
@@ -64,14 +64,14 @@ def test_vacuum_lists_files_and_bytes_and_then_removes_them(pipeline, tmp_path):
     uri = str(tmp_path / "table")
     (forgotten,) = written(uri, 9).files
     age(uri, forgotten.path, 200)
-    (found,) = run_json("vacuum", "-p", pipeline, "--dry-run")["tables"]
+    (found,) = run_json("do", "vacuum", "-p", pipeline, "--dry-run")["tables"]
     assert (found["files"], found["bytes"]) == (1, forgotten.size)
     assert found["paths"] == [forgotten.path]
-    text = run("vacuum", "-p", pipeline, "--dry-run").stdout
+    text = run("do", "vacuum", "-p", pipeline, "--dry-run").stdout
     assert f"dry run: would remove 1 file ({forgotten.size:,} bytes)" in text
     assert forgotten.path in text
     assert (Path(uri) / forgotten.path).exists()
-    text = run("vacuum", "-p", pipeline, "--table", "all").stdout
+    text = run("do", "vacuum", "-p", pipeline, "--table", "all").stdout
     assert (
         f"removed 1 file ({forgotten.size:,} bytes) that no version of the last 168 hours" in text
     )
@@ -81,19 +81,19 @@ def test_vacuum_lists_files_and_bytes_and_then_removes_them(pipeline, tmp_path):
 
 
 def test_wrong_arguments_are_one_sentence(pipeline):
-    refused = run("vacuum", "-p", pipeline, "--retention-hours", "0", code=1).stderr
+    refused = run("do", "vacuum", "-p", pipeline, "--retention-hours", "0", code=1).stderr
     assert "retention_hours=0 is too small" in refused
-    assert "write either --pipeline" in run("compact", code=1).stderr
-    run("vacuum", "-p", pipeline, "--table", "none", code=2)
+    assert "write --pipeline module:attribute" in run("do", "compact", code=1).stderr
+    run("do", "vacuum", "-p", pipeline, "--table", "none", code=2)
 
 
 def test_the_dead_letter_table_is_maintained(pipeline, tmp_path):
     uri = f"{tmp_path / 'table'}_dead_letters"
     for number in range(3):
         write_deltalake(uri, pa.table({"id": [number]}), mode="append")
-    found = run_json("compact", "-p", pipeline, "--table", "dead-letters")["tables"]
+    found = run_json("do", "compact", "-p", pipeline, "--table", "dead-letters")["tables"]
     assert found == [{"table": uri, "removed": 3, "added": 1}]
-    assert len(run_json("compact", "-p", pipeline, "--table", "all")["tables"]) == 2
+    assert len(run_json("do", "compact", "-p", pipeline, "--table", "all")["tables"]) == 2
 
 
 def test_vacuum_keeps_old_files_of_a_batch_that_was_announced_late(tmp_path):

@@ -1,4 +1,4 @@
-"""`kcl-pipeline retire` (embedded AWS)."""
+"""`kcl-pipeline do retire` (embedded AWS)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_pipeline.aws import open_removals
-from kcl_pipeline.cli.control import retire
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.deletion import Presence
@@ -68,7 +67,7 @@ def quiet(fleet, tmp_path):
 
 
 def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
-    text = run("retire", "-a", quiet.name).stdout
+    text = run("do", "retire", "-a", quiet.name).stdout
     for suffix in SUFFIXES:
         assert f"would delete the table {quiet.name}{suffix} (" in text
     assert f"would delete the announcements of the table {quiet.uri} (1 announced batch)" in text
@@ -77,47 +76,33 @@ def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
     assert "a new application of this name continues after them" in text
     assert f"stays: the dead-letter table, if any ({quiet.uri}_dead_letters unless set)" in text
     assert f"stays: the stream {quiet.arn} and its records" in text
-    assert f"dry run; add --confirm {quiet.name} to delete" in text
-    named = run("retire", "-a", quiet.name, "-s", quiet.arn.rpartition("/")[2]).stdout
+    assert f"dry run; confirm with the name {quiet.name} to delete" in text
+    named = run("do", "retire", "-a", quiet.name, "-s", quiet.arn.rpartition("/")[2]).stdout
     assert named.count("stays: the stream ") == 1, "the recorded stream, which has an ARN"
-    found = run_json("retire", "-a", quiet.name, "--dry-run")
+    found = run_json("do", "retire", "-a", quiet.name)
     assert (found["dry_run"], found["problems"], len(found["parts"])) == (True, [], 5)
-    refused = run("retire", "-a", quiet.name, "--confirm", "other", code=1).stderr
+    refused = run("do", "retire", "-a", quiet.name, "--confirm", "other", code=1).stderr
     assert f"is not the name of the application '{quiet.name}'; nothing is deleted" in refused
-    both = run("retire", "-a", quiet.name, "--confirm", quiet.name, "--dry-run", code=1).stderr
-    assert "contradict each other" in both
     assert quiet.tables() == sorted(SUFFIXES)
     assert quiet.fleet.tables.coordinator.read_control().pause is None
     assert all(quiet.announcements(tmp_path))
 
 
 def test_it_says_where_a_new_application_with_positions_in_the_table_begins(quiet):
-    text = run("retire", "-a", quiet.name).stdout
+    text = run("do", "retire", "-a", quiet.name).stdout
     assert "a new application of this name continues after them" in text
     assert "lands once more" not in text
 
 
 def test_it_deletes_what_belongs_to_the_application_and_twice_is_safe(quiet, tmp_path):
-    found = run_json("retire", "-a", quiet.name, "--confirm", quiet.name)
+    found = run_json("do", "retire", "-a", quiet.name, "--confirm", quiet.name)
     assert (found["is_complete"], found["is_paused"]) == (True, False)
     assert [one["kind"] for one in found["parts"]] == ["announcements", "consumer", *["table"] * 3]
     assert quiet.tables() == []
     assert quiet.consumers() == ["another-consumer"]
     assert quiet.announcements(tmp_path) == [False, True, True], "those of others stay"
-    text = run("retire", "-a", quiet.name, "--confirm", quiet.name).stdout
+    text = run("do", "retire", "-a", quiet.name, "--confirm", quiet.name).stdout
     assert "nothing was left to delete" in text
-
-
-def test_a_terminal_asks_for_the_name(quiet, monkeypatch):
-    monkeypatch.setattr(retire, "is_interactive", lambda: True)
-    monkeypatch.setattr(retire.typer, "prompt", lambda _: "no")
-    assert "nothing is deleted" in run("retire", "-a", quiet.name, code=1).stderr
-    assert quiet.tables() == sorted(SUFFIXES)
-    monkeypatch.setattr(retire.typer, "prompt", lambda _: quiet.name)
-    text = run("retire", "-a", quiet.name).stdout
-    assert f"would delete the table {quiet.name} (4 rows)" in text
-    assert f"deleted the table {quiet.name} (4 rows)" in text
-    assert quiet.tables() == []
 
 
 @pytest.mark.parametrize("kind", ["drop_before", "drop_after", "throttle", "error500"])
@@ -128,14 +113,14 @@ def test_lost_answers_are_repeated(quiet, server, kind):
             for operation in ("DeleteTable", "DeregisterStreamConsumer", "UpdateItem")
         ]
     )
-    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert run_json("do", "retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
     assert (quiet.tables(), quiet.consumers()) == ([], ["another-consumer"])
 
 
 def test_one_denied_table_is_named_and_the_rest_is_deleted(quiet, server):
     rule = FaultRule(operation="DeleteTable", kind="deny", contains="-WorkerMetricStats")
     server.fault_rules.replace([rule])
-    text = run("retire", "-a", quiet.name, "--confirm", quiet.name, code=1).stdout
+    text = run("do", "retire", "-a", quiet.name, "--confirm", quiet.name, code=1).stdout
     assert f"failed the table {quiet.name}-WorkerMetricStats" in text
     assert "the action is dynamodb:DeleteTable" in text
     assert f"kept the table {quiet.name}-CoordinatorState" in text
@@ -143,32 +128,32 @@ def test_one_denied_table_is_named_and_the_rest_is_deleted(quiet, server):
     assert quiet.tables() == ["-CoordinatorState", "-WorkerMetricStats"]
     assert quiet.consumers() == ["another-consumer"]
     server.fault_rules.replace([])
-    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert run_json("do", "retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
     assert quiet.tables() == []
 
 
 def test_deletion_protection_is_shown_and_nothing_is_deleted_while_it_is_on(quiet):
     quiet.dynamodb.update_table(TableName=quiet.name, DeletionProtectionEnabled=True)
-    assert "(4 rows; its deletion protection is on)" in run("retire", "-a", quiet.name).stdout
+    assert "(4 rows; its deletion protection is on)" in run("do", "retire", "-a", quiet.name).stdout
     before = quiet.tables(), quiet.consumers()
-    refused = run("retire", "-a", quiet.name, "--confirm", quiet.name, code=1).stderr
+    refused = run("do", "retire", "-a", quiet.name, "--confirm", quiet.name, code=1).stderr
     assert f"the deletion protection is on for the tables {quiet.name}; nothing is deleted" in (
         refused
     )
     assert (quiet.tables(), quiet.consumers()) == before
-    assert "paused" not in run("application", "-a", quiet.name).stdout
+    assert "application_paused" not in run("status", "-a", quiet.name).stdout
     quiet.dynamodb.update_table(TableName=quiet.name, DeletionProtectionEnabled=False)
-    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert run_json("do", "retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
 
 
 def test_in_a_shared_table_only_the_rows_are_deleted(quiet):
     table = f"{quiet.name}-CoordinatorState"
     other = {"key": {"S": "another program"}, "value": {"S": "x"}}
     quiet.dynamodb.put_item(TableName=table, Item=other)
-    text = run("retire", "-a", quiet.name).stdout
+    text = run("do", "retire", "-a", quiet.name).stdout
     assert f"would delete the rows of the application in the table {table} (" in text
     assert "stays: the table" in text
-    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert run_json("do", "retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
     assert quiet.tables() == ["-CoordinatorState"]
     assert quiet.dynamodb.scan(TableName=table)["Items"] == [other]
 
@@ -182,7 +167,7 @@ def test_the_table_of_another_program_stays(quiet):
         AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
         BillingMode="PAY_PER_REQUEST",
     )
-    found = run_json("retire", "-a", quiet.name, "--confirm", quiet.name, code=1)
+    found = run_json("do", "retire", "-a", quiet.name, "--confirm", quiet.name, code=1)
     (problem,) = found["problems"]
     assert "belongs to another program" in problem["reason"]
     assert quiet.tables() == ["-CoordinatorState", "-WorkerMetricStats"]

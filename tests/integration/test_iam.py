@@ -27,9 +27,7 @@ def read(
 ) -> str:
     for name, value in aws.environment().items():
         monkeypatch.setenv(name, value)
-    said = [
-        run(command, "-a", application.name, code=code).output for command in ("status", "losses")
-    ]
+    said = [run(command, "-a", application.name, code=code).output for command in ("status",)]
     return "\n".join(
         [*said, run("plan", "-a", application.name, "-s", application.name, code=code).output]
     )

@@ -152,28 +152,24 @@ def test_maintenance_compacts_and_keeps_every_record(running):
 
     instance, pipeline, defs, _ = running
     before = len(DeltaTable(pipeline.sink.uri).file_uris())
-    job = defs.resolve_job_def("orders_maintenance")
-    preview = job.execute_in_process(
-        instance=instance, run_config={"ops": {"orders_maintain": {"config": {"dry_run": True}}}}
-    )
+
+    def operate(operation, **options):
+        config = {"config": {"operation": {operation: options}}}
+        return defs.resolve_job_def("orders_operate").execute_in_process(
+            instance=instance,
+            run_config={"ops": {"orders_operation": config}},
+            raise_on_error=False,
+        )
+
+    preview = operate("compact", dry_run=True)
     assert preview.success
     assert len(DeltaTable(pipeline.sink.uri).file_uris()) == before
     (event,) = preview.get_asset_observation_events()
     shown = event.asset_observation_data.asset_observation.metadata
-    assert {"files_to_compact", "bytes_to_compact", "files_to_remove", "bytes_to_remove"} <= set(
-        shown
-    )
-    result = job.execute_in_process(instance=instance)
-    assert result.success
+    assert "dry run: would merge up to" in shown["outcome"].value
+    assert operate("compact").success
+    assert operate("vacuum").success
     table = DeltaTable(pipeline.sink.uri)
     assert len(table.file_uris()) <= before
     assert table.to_pyarrow_table().num_rows == RECORDS
-    (told,) = instance.fetch_observations(Names.of(pipeline).output, limit=1).records
-    assert (
-        told.asset_observation.metadata["files_compacted"].value
-        >= told.asset_observation.metadata["files_made"].value
-    )
-    short = {"ops": {"orders_maintain": {"config": {"retention_hours": 0}}}}
-    assert not job.execute_in_process(
-        instance=instance, run_config=short, raise_on_error=False
-    ).success
+    assert not operate("vacuum", retention_hours=0).success

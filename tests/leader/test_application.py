@@ -44,7 +44,7 @@ def test_a_leader_of_another_stream_does_not_take_the_lock():
     for _ in range(5):
         report = other.run_once()
         assert not report.led
-        assert "--accept-streams" in (report.error or "")
+        assert "do accept" in (report.error or "")
         world.clock.advance(60)
     assert world.table() == before
     assert world.coordinator.read_lock() is None
@@ -64,7 +64,7 @@ def test_a_leader_gives_the_lock_up_when_the_record_is_changed_on_purpose():
     )
     report = leader.run_once()
     assert not report.led
-    assert "accept-streams" in (report.error or "")
+    assert "do accept" in (report.error or "")
     assert world.coordinator.read_lock() is None
 
 

@@ -161,18 +161,18 @@ def test_without_a_client_version_row_nothing_is_made(tables):
         (
             SINGLE,
             replace(SINGLE, streams=(OTHER,)),
-            "the two streams have the same lease keys.*accept-streams",
+            "the two streams have the same lease keys.*do accept",
         ),
         (
             SINGLE,
             replace(SINGLE, sink="delta:/lake/other"),
-            "writes to delta:/lake/rows.*--accept-sink",
+            "writes to delta:/lake/rows.*do accept",
         ),
-        (SINGLE, replace(SINGLE, sink="foreach_batch"), "--accept-sink"),
-        (SINGLE, SEVERAL, "names several.*accept-streams"),
-        (SEVERAL, SINGLE, "names one.*accept-streams"),
-        (SEVERAL, replace(SEVERAL, streams=(THIRD,)), "none of them.*accept-streams"),
-        (replace(SINGLE, changing=True), SINGLE, "not finished.*accept-streams"),
+        (SINGLE, replace(SINGLE, sink="foreach_batch"), "do accept"),
+        (SINGLE, SEVERAL, "names several.*do accept"),
+        (SEVERAL, SINGLE, "names one.*do accept"),
+        (SEVERAL, replace(SEVERAL, streams=(THIRD,)), "none of them.*do accept"),
+        (replace(SINGLE, changing=True), SINGLE, "not finished.*do accept"),
     ],
 )
 def test_a_start_that_does_not_fit_is_refused_in_one_sentence(recorded, wanted, sentence):

@@ -67,7 +67,10 @@ def test_the_project_has_two_pipelines_and_a_table_that_follows_one(tmp_path):
     }
     sensors = {"orders_leader": "RUNNING", "telemetry_leader": "RUNNING", "automation": "RUNNING"}
     assert found["sensors"] == sensors
-    assert found["schedules"] == {"orders_maintenance_every_night": "STOPPED"}
+    assert found["schedules"] == {
+        "orders_compact_every_night": "STOPPED",
+        "orders_vacuum_every_night": "STOPPED",
+    }
     tables = {"lease_table", "worker_metrics_table", "coordinator_state_table"}
     assert tables <= {*found["resources"]}
 

@@ -41,7 +41,7 @@ def test_a_worker_of_another_stream_does_not_start_and_leaves_no_trace():
 def test_two_workers_with_two_tables_do_not_share_the_rows():
     world = World()
     started(world, "w-2", "delta:/lake/a").start_up()
-    with pytest.raises(OtherApplicationError, match=r"writes to delta:/lake/a.*--accept-sink"):
+    with pytest.raises(OtherApplicationError, match=r"writes to delta:/lake/a.*do accept .*--sink"):
         started(world, "w-3", "delta:/lake/b").start_up()
     started(world, "w-4", "delta:/lake/a").start_up()
     assert world.coordinator.read_application().identity.sink == "delta:/lake/a"
@@ -115,7 +115,7 @@ def test_a_lease_write_that_is_refused_shows_that_the_worker_id_is_taken():
 
 
 def replaced(world, *streams):
-    """The record as `kcl-pipeline application --accept-streams` leaves it."""
+    """The record as `kcl-pipeline do accept --streams` leaves it."""
     found = world.coordinator.read_application()
     wanted = ApplicationIdentity.of(
         [world.kinesis.resolve_stream(stream, multi_stream=False) for stream in streams],

@@ -25,7 +25,7 @@ def test_the_other_form_is_refused_and_the_former_goes_on(before, after, has_rec
     text = str(refused.value)
     assert "write" in text
     assert "another name" in text
-    assert "--accept-streams" in text
+    assert "do accept" in text
     assert "\n" not in text
     assert [table.rows() for table in tables] == rows
     if has_record:

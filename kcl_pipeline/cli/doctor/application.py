@@ -24,6 +24,6 @@ def check_application(
             configured = ApplicationIdentity.of(streams, is_multi_stream=settings.is_multi_stream)
             successor(settings.application_name, record.identity, configured)
     except (OtherApplicationError, UnreadableRowError) as error:
-        return problem(subject, str(error), "show the record with `kcl-pipeline application`")
+        return problem(subject, str(error), "show the record with `kcl-pipeline do accept`")
     names = ", ".join(stream.name for stream in record.identity.streams)
     return ok(subject, f"reads {names}, writes to {record.identity.sink or 'no recorded sink'}")

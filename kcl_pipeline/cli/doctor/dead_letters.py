@@ -11,8 +11,7 @@ from kcl_pipeline.status.findings import Finding
 _SUBJECT = "dead letters"
 _ADVICE = (
     "read their errors in the table, correct the transform, and replay them with "
-    "`kcl-pipeline replay --dead-letters --in-place`, or mark them with "
-    "`kcl-pipeline dead-letters --mark-replayed`, see docs/dead-letters.md"
+    "`kcl-pipeline do replay --dead-letters --in-place`, see docs/dead-letters.md"
 )
 
 
@@ -42,3 +41,14 @@ def check_dead_letters(uri: str, options: Mapping[str, str], clock: Clock) -> It
         yield warning(_SUBJECT, text, _ADVICE)
     else:
         yield ok(_SUBJECT, text)
+
+
+def dead_letter_table(pipeline: object) -> tuple[str, Mapping[str, str]] | None:
+    """The address and storage options of a pipeline's dead-letter table; None without one."""
+    from kcl_pipeline.batch import dead_letter_address  # noqa: PLC0415 (it needs pyarrow)
+
+    sink = getattr(pipeline, "sink", None)
+    address = dead_letter_address(sink)
+    if address is None:
+        return None
+    return address, dict(getattr(sink, "storage_options", None) or {})

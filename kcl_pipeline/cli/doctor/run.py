@@ -7,10 +7,10 @@ from typing import Any
 from kcl_pipeline.cli.doctor import checks, permissions
 from kcl_pipeline.cli.doctor.application import check_application
 from kcl_pipeline.cli.doctor.dagster_instance import check_instance, longest_stop_seconds
+from kcl_pipeline.cli.doctor.dead_letters import dead_letter_table
 from kcl_pipeline.cli.doctor.finding import ok, problem, unknown
 from kcl_pipeline.cli.doctor.metrics import check_metrics
 from kcl_pipeline.cli.doctor.migration import check_client_version, check_layout
-from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
 from kcl_pipeline.cli.target import Target
 from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.leases.application.recorded_stream import streams_to_read

@@ -24,7 +24,7 @@ Kind = Literal["table", "rows", "announcements", "consumer"]
 _DELTA: Final = "delta:"
 _POSITIONS: Final = (
     "the positions of the shards of {name} in its log: a new application of this name continues "
-    "after them. To read records again, use another name, or `kcl-pipeline seek` after its start"
+    "after them. To read records again, use another name, or `kcl-pipeline do seek` after its start"
 )
 
 

@@ -163,8 +163,8 @@ class Retiring:
         if living:
             raise ApplicationInUseError(
                 f"the application {self._app.name!r} is alive: {'; '.join(living)}. Nothing is "
-                "deleted. Switch the leader sensor off, stop the workers (`kcl-pipeline pause`), "
-                "and run the command again"
+                "deleted. Switch the leader sensor off, stop the workers "
+                "(`kcl-pipeline do pause`), and run the command again"
             )
 
     def _pause(self) -> tuple[Control | None, bool]:

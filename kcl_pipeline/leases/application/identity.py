@@ -39,8 +39,8 @@ an operator, together 60,000 characters, and a DynamoDB row has at most 400 KB.
 MAX_SINK: Final = 4_096
 """Largest number of bytes of the address of a sink (our own limit)."""
 
-ACCEPT_STREAMS: Final = "kcl-pipeline application --pipeline module:attribute --accept-streams"
-ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --accept-sink"
+ACCEPT_STREAMS: Final = "kcl-pipeline do accept --pipeline module:attribute --streams"
+ACCEPT_SINK: Final = "kcl-pipeline do accept --pipeline module:attribute --sink"
 
 
 @dataclass(frozen=True, slots=True)

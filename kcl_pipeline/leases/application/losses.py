@@ -93,7 +93,7 @@ class Loss:
         if self.restored is not None:
             return (
                 f"RESTORE in {shard} to {printable(self.after or 'an earlier one')}, {at}: rows "
-                "after it are gone and are not read again; `kcl-pipeline seek -p PIPELINE --to "
+                "after it are gone and are not read again; `kcl-pipeline do seek -p PIPELINE --to "
                 "TIME --pause --yes` reads the records since TIME again"
             )
         facts = [

@@ -123,7 +123,7 @@ class Names:
         output: Asset key of the output.
         fleet: Asset key of the fleet: leases, workers and leader.
         consume_job: Name of the job whose runs are workers.
-        maintenance_job: Name of the job that compacts and vacuums the output.
+        operate_job: Name of the job of an operator.
         leader_sensor: Name of the leader sensor.
         aws: Resource key of the AWS session.
         spark: Resource key of the Spark session.
@@ -142,7 +142,7 @@ class Names:
     output: AssetKey
     fleet: AssetKey
     consume_job: str
-    maintenance_job: str
+    operate_job: str
     leader_sensor: str
     aws: str
     spark: str
@@ -175,7 +175,7 @@ class Names:
             output=output,
             fleet=AssetKey([name, "fleet"]),
             consume_job=f"{prefix}_consume",
-            maintenance_job=f"{prefix}_maintenance",
+            operate_job=f"{prefix}_operate",
             leader_sensor=f"{prefix}_leader",
             aws=f"{prefix}_aws",
             spark=f"{prefix}_spark",
@@ -223,7 +223,3 @@ class Names:
             MAX_RETRIES_TAG: "0",
             MAX_RUNTIME_TAG: UNLIMITED,
         }
-
-    def operator_job(self, operation: str) -> str:
-        """Name of the job of an operator, such as `pause`."""
-        return f"{self.prefix}_{operation}"

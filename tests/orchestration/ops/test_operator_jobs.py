@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
+import typer
 
 from kcl_pipeline import DeltaSink, KinesisPipeline
+from kcl_pipeline.cli import app
+from kcl_pipeline.control.operations import OPERATIONS
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.orchestration.assets.names import python_name
@@ -30,16 +33,15 @@ class Jobs:
         ).definitions()
 
     def run(self, operation, **config):
-        """Execute a job; returns its outcome, or the sentence of its failure."""
-        name = f"{self.prefix}_{operation}"
-        job = self.defs.resolve_job_def(name)
+        """Execute an operation; returns its outcome, or the sentence of its failure."""
+        job, op = self.defs.resolve_job_def(f"{self.prefix}_operate"), f"{self.prefix}_operation"
         result = job.execute_in_process(
-            run_config={"ops": {f"{name}_op": {"config": config}}},
+            run_config={"ops": {op: {"config": {"operation": {operation: config}}}}},
             instance=self.instance,
             raise_on_error=False,
         )
         if not result.success:
-            return result.failure_data_for_node(f"{name}_op").user_failure_data.description
+            return result.failure_data_for_node(op).user_failure_data.description
         (event,) = result.get_asset_observation_events()
         found = event.asset_observation_data.asset_observation.metadata
         assert found["operation"].value == operation
@@ -68,25 +70,12 @@ def test_pause_and_resume(jobs):
 
 
 def test_drain_a_worker(jobs):
-    assert jobs.run("drain_worker", worker_id="blue-1", dry_run=True).startswith("dry run: blue-1")
-    text = jobs.run("drain_worker", worker_id="blue-1", wait_seconds=0)
+    assert jobs.run("drain", worker_id="blue-1", dry_run=True).startswith("dry run: blue-1")
+    text = jobs.run("drain", worker_id="blue-1", wait_seconds=0)
     assert "blue-1 is requested to end" in text
     rows = {one.worker_id: one for one in jobs.fleet.tables.workers.scan_workers().workers}
     assert rows["blue-1"].drain_requested
-    assert "there is no worker w-7" in jobs.run("drain_worker", worker_id="w-7")
-
-
-def test_move_a_lease(jobs):
-    key = jobs.fleet.keys[3]
-    text = jobs.run("move_lease", lease_key=key, to_worker="blue-1", dry_run=True)
-    assert text == f"dry run: would move {key} from no owner to blue-1 at once"
-    assert jobs.run("move_lease", lease_key=key, to_worker="blue-1").startswith("moved")
-    assert jobs.fleet.tables.lease.get(key).owner == "blue-1"
-
-
-def test_balance(jobs):
-    assert "no leader has taken the request" in jobs.run("rebalance", wait_seconds=0)
-    assert jobs.fleet.tables.coordinator.read_control().balance is not None
+    assert "there is no worker w-7" in jobs.run("drain", worker_id="w-7")
 
 
 def test_seek(jobs):
@@ -101,9 +90,9 @@ def test_seek(jobs):
     assert f"{key}: from TRIM_HORIZON to LATEST; unread records are skipped" in text
     assert "dry run: 4 positions would change" in text
     assert fleet.tables.lease.get(key).checkpoint == TRIM_HORIZON
-    assert "leases are held" in jobs.run("seek", to="LATEST", dry_run=False, pause=False)
+    assert "leases are held" in jobs.run("seek", to="LATEST", yes=True)
     release(fleet)
-    text = jobs.run("seek", to="LATEST", shards=[key], dry_run=False, wait_seconds=5)
+    text = jobs.run("seek", to="LATEST", shards=[key], yes=True, wait_seconds=5)
     assert "1 position changed" in text
     assert fleet.tables.lease.get(key).checkpoint == LATEST
     assert "missing, or given twice" in jobs.run("seek", to="LATEST", ago="1m")
@@ -112,7 +101,7 @@ def test_seek(jobs):
 def test_retire(jobs):
     fleet = jobs.fleet
     text = jobs.run("retire")
-    assert text.startswith("dry run")
+    assert f"dry run; confirm with the name {fleet.name} to delete" in text
     assert f"would delete the table {fleet.name}-WorkerMetricStats (2 rows)" in text
     assert "the rows of worker blue-1, worker blue-2, leader blue-1 must not change" in text
     release(fleet)
@@ -120,28 +109,39 @@ def test_retire(jobs):
         fleet.tables.workers.deregister(worker_id)
     coordinator = fleet.tables.coordinator
     assert coordinator.release_lock(coordinator.read_lock())
-    assert "is not the name of the application" in jobs.run("retire", dry_run=False)
-    assert "is not the name" in jobs.run("retire", dry_run=False, confirm="other")
-    text = jobs.run("retire", dry_run=False, confirm=fleet.name)
+    assert "is not the name of the application" in jobs.run("retire", confirm="other")
+    text = jobs.run("retire", confirm=fleet.name)
     assert f"deleted the table {fleet.name}-CoordinatorState" in text
     names = fleet.clients.dynamodb.list_tables()["TableNames"]
     assert not [name for name in names if name.startswith(fleet.name)]
 
 
-def test_every_field_of_a_form_is_described(jobs):
-    for operation in (
-        "pause",
-        "resume",
-        "drain_worker",
-        "move_lease",
-        "rebalance",
-        "seek",
-        "retire",
-        "replay",
-    ):
-        name = f"{jobs.prefix}_{operation}"
-        job = jobs.defs.resolve_job_def(name)
-        assert job.description
-        (op,) = [node.definition for node in job.nodes]
-        fields = op.config_schema.config_type.fields
-        assert all(field.description for field in fields.values()), operation
+def test_accept_and_acknowledge(jobs):
+    text = jobs.run("accept")
+    assert "no streams are recorded" in text
+    assert "acknowledged" in jobs.run("acknowledge")
+
+
+def test_compact_and_vacuum(jobs):
+    for operation in ("compact", "vacuum"):
+        assert "there is no table; the first batch creates it" in jobs.run(operation)
+    assert "retention_hours" in jobs.run("vacuum", retention_hours=0)
+
+
+def test_one_job_has_every_operation_with_every_field_described(jobs):
+    job = jobs.defs.resolve_job_def(f"{jobs.prefix}_operate")
+    (op,) = [node.definition for node in job.nodes]
+    operations = op.config_schema.config_type.fields["operation"].config_type.fields
+    assert set(operations) == set(OPERATIONS)
+    for name, operation in operations.items():
+        fields = operation.config_type.fields
+        assert set(fields) == set(OPERATIONS[name].model_fields)
+        assert operation.description
+        assert all(field.description for field in fields.values()), name
+
+
+def test_the_command_line_has_the_same_operations_and_options():
+    commands = typer.main.get_command(app).commands["do"].commands
+    assert set(commands) == set(OPERATIONS)
+    for name, command in commands.items():
+        assert set(OPERATIONS[name].model_fields) <= {one.name for one in command.params}

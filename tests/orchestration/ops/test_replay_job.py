@@ -40,12 +40,14 @@ def pipeline(server, tmp_path, monkeypatch):
 
 
 def execute(pipeline, instance, **config):
-    name = f"{python_name(pipeline.name)}_replay"
+    name = python_name(pipeline.name)
     return (
         pipeline.definitions()
-        .resolve_job_def(name)
+        .resolve_job_def(f"{name}_operate")
         .execute_in_process(
-            run_config={"ops": {f"{name}_op": {"config": config}}},
+            run_config={
+                "ops": {f"{name}_operation": {"config": {"operation": {"replay": config}}}}
+            },
             instance=instance,
             raise_on_error=False,
         )
@@ -60,10 +62,10 @@ def outcome(result):
 def test_the_form_shows_first_and_replays_then(pipeline, tmp_path):
     side = str(tmp_path / "side")
     with dg.instance_for_test() as instance:
-        shown = outcome(execute(pipeline, instance, from_time="1h", into=side))
+        shown = outcome(execute(pipeline, instance, from_time="1h", into=side, dry_run=True))
         assert "dry run: nothing was written" in shown["outcome"].value
         assert not DeltaTable.is_deltatable(side)
-        result = execute(pipeline, instance, from_time="1h", into=side, dry_run=False)
+        result = execute(pipeline, instance, from_time="1h", into=side)
         found = outcome(result)
         replay_id = result.run_id[:8]
         assert f"the replay {replay_id} is complete" in found["outcome"].value
@@ -77,7 +79,7 @@ def test_the_form_shows_first_and_replays_then(pipeline, tmp_path):
 def test_dead_letters_are_replayed_and_marked(pipeline):
     store(pipeline.sink.dead_letters, letter(1, data=b"one"))
     with dg.instance_for_test() as instance:
-        options = {"dead_letters": True, "in_place": True, "dry_run": False}
+        options = {"dead_letters": True, "in_place": True}
         found = outcome(execute(pipeline, instance, **options))
     assert "1 dead letter marked as replayed" in found["outcome"].value
     assert (found["result"].value["marked"], found["result"].value["run"]["records"]) == (1, 1)
@@ -87,7 +89,7 @@ def test_dead_letters_are_replayed_and_marked(pipeline):
 
 def test_a_refused_replay_fails_with_one_sentence(pipeline):
     with dg.instance_for_test() as instance:
-        result = execute(pipeline, instance, from_time="1h", dry_run=False)
-        name = f"{python_name(pipeline.name)}_replay"
-        text = result.failure_data_for_node(f"{name}_op").user_failure_data.description
+        result = execute(pipeline, instance, from_time="1h")
+        name = f"{python_name(pipeline.name)}_operation"
+        text = result.failure_data_for_node(name).user_failure_data.description
         assert text.startswith("the table is missing; write --into ADDRESS")

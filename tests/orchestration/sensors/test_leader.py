@@ -253,7 +253,7 @@ def test_lost_records_fail_the_check_until_they_are_acknowledged(instance):
     shown = stage.coordinator.change_losses(lambda losses: losses.with_losses([restore]))
     restored = check()
     assert not restored.passed
-    for part in ("58", "version 12", "are not read again", "kcl-pipeline seek"):
+    for part in ("58", "version 12", "are not read again", "kcl-pipeline do seek"):
         assert part in restored.description
     stage.coordinator.change_losses(lambda losses: losses.with_acknowledged(shown, 2_000))
     passed = check()

@@ -1,1 +1,0 @@
-"""Commands that show an application, and change what is recorded of it."""

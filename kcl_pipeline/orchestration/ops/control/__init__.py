@@ -1,1 +1,0 @@
-"""Jobs of an operator: pause, resume, drain, move, balance and seek."""
