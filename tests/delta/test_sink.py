@@ -5,6 +5,7 @@ processes.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.sink import DeltaSink
+from kcl_pipeline.delta.table_log import DeltaTableLog
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
 from kcl_pipeline.sinks.sink import CommitOutcome
 from tests.support.delta_tables import (
     NONE,
     Committer,
+    NoWait,
     at,
     committer,
     entry,
@@ -58,6 +61,20 @@ def test_a_stale_handle_appends_nothing_whatever_happened_since(
     assert stale.version == 1
     assert [line["txn"]["appId"] for line in log_lines(uri) if "txn" in line] == list(rival)
     assert ids(uri) == []
+
+
+def test_a_state_that_was_read_before_another_has_no_successor(uri: str) -> None:
+    """Entries are compared with the state that the caller gives."""
+    rival = committer(uri)
+    rival.ensure(SCHEMA)
+    log = DeltaTableLog(DeltaSink(uri), NoWait(), random.Random(1), "app")
+    head = log.read()
+    assert head is not None
+    assert rival.move("a", 1)
+    assert log.peek() is not None
+    with pytest.raises(SinkError, match="not at version 0 any more"):
+        log.add(head, (), {"app/a": at(1, 9)})
+    assert rival.stored("a") == seq(1)
 
 
 def interrupted(
