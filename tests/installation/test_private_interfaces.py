@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.endpoint import Endpoint
@@ -26,10 +24,6 @@ from kcl_pipeline.aws import SessionOptions
 PRODUCT = Path(__file__).parents[2] / "kcl_pipeline"
 LIBRARIES = ("dagster", "pyspark", "py4j")
 IMPORTS = {
-    # Dagster has no public class for the materialization that an evaluation is about.
-    "dagster._core.definitions.asset_checks.asset_check_evaluation": {
-        "AssetCheckEvaluationTargetMaterializationData"
-    },
     # The base class of the resources of dagster-aws; its module has no page in the API reference.
     "dagster_aws.utils": {"ResourceWithBoto3Configuration"},
     # Transforms of a script are sent to the executors by value.
@@ -124,16 +118,6 @@ def test_every_private_attribute_is_in_the_list() -> None:
 def test_each_import_exists(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in IMPORTS[module] if not hasattr(found, name)] == []
-
-
-def test_the_target_of_an_evaluation_has_these_fields() -> None:
-    module = importlib.import_module(
-        "dagster._core.definitions.asset_checks.asset_check_evaluation"
-    )
-    target: Any = module.AssetCheckEvaluationTargetMaterializationData
-    arguments = {"storage_id": 1, "run_id": "r", "timestamp": 1.0}
-    assert target(**arguments).run_id == "r"
-    assert "target_materialization_data" in inspect.signature(dg.AssetCheckEvaluation).parameters
 
 
 def test_the_options_of_dagster_aws_are_those_that_reach_boto3() -> None:
