@@ -242,6 +242,8 @@ def observe(
             if start is None:
                 start = Reading(now, records, cpu_of(tree), server_cpu(world.kinesis))
             elif now - start.at >= seconds:
+                if records == start.records:
+                    raise NotAvailable(f"it read no record in {now - start.at:.0f} s")
                 cpu, server = cpu_of(tree), server_cpu(world.kinesis)
                 return Sample(
                     records - start.records,
