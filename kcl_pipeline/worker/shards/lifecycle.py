@@ -272,8 +272,7 @@ class Lifecycle:
             return
         if self._processors is not None:
             self._processors.end(consumer.held)
-        else:
-            self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
+        self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
         self._dependencies.events(
