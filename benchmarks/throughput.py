@@ -242,8 +242,6 @@ def observe(
             if start is None:
                 start = Reading(now, records, cpu_of(tree), server_cpu(world.kinesis))
             elif now - start.at >= seconds:
-                if records == start.records:
-                    raise NotAvailable(f"it read no record in {now - start.at:.0f} s")
                 cpu, server = cpu_of(tree), server_cpu(world.kinesis)
                 return Sample(
                     records - start.records,
@@ -273,13 +271,16 @@ def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> 
             | aws.environment()
             | {"AWS_ENDPOINT_URL_KINESIS": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         )
-        return observe(
+        sample = observe(
             WAYS[way](world),
             environment,
             world,
             warm_up * (JIT_FACTOR if way in WITH_A_JVM else 1),
             seconds,
         )
+    if not sample.records:
+        raise NotAvailable(f"it read no record in {sample.seconds:.0f} s")
+    return sample
 
 
 def figures(samples: list[Sample], size: int) -> dict[str, float]:
