@@ -35,3 +35,12 @@ def test_a_plan_that_is_cut_off_has_some_of_the_moves(name: str, kbps: float) ->
     assert placed == {lease.lease_key for lease in waiting}, "a cut never leaves one out"
     assert len(cut.moves) < len(whole.moves)
     assert all(move.reason for move in cut.moves)
+
+
+def test_a_plan_that_is_cut_off_has_moved_the_heaviest_leases() -> None:
+    leases = tuple(LeaseState(f"s{i:03}", "w0000", 10.0 + i) for i in range(400))
+    crew = tuple(WorkerState(f"w{w:04}") for w in range(20))
+    cut = strategies.get("balanced")(PlanInput(leases, crew, stop=after_calls(20)))
+    moved = {move.lease_key for move in cut.moves}
+    assert moved
+    assert moved == {f"s{i:03}" for i in range(400 - len(moved), 400)}

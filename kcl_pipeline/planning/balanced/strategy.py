@@ -28,15 +28,14 @@ from kcl_pipeline.planning.balanced.assignment import Assignment
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem, build
 from kcl_pipeline.planning.model import Move, Plan, PlanInput
 
-_MANY: Final = 8
-"""A worker that has to give more leases than this gives its heaviest ones at once. None does so if
-the fleet is more even then.
+_MANY: Final = 64
+"""A worker that has to give more leases than this gives its heaviest ones at once, so that a plan
+that is cut off has relieved it the most.
 """
 _STEP: Final = 1.02
 """Factor by which limits rise while a worker cannot be relieved."""
-_CANDIDATES: Final = 4
 _RECEIVERS: Final = 64
-"""Leases and workers that are compared when no worker has enough capacity free."""
+"""Workers that are compared when none has enough capacity free."""
 _LIGHTER: Final = 0.7
 """Only leases below this part of a lease's load are moved away for it, so that chains end."""
 
@@ -82,13 +81,7 @@ def _choose(problem: Problem) -> tuple[Assignment, str]:
     excess, group_excess = state.excess(), state.group_excess()
     broken, unplaced = state.violations(), len(state.unplaced())
     search = _Search(state)
-    search.run(_MANY)
-    if state.rest > rest and not search.is_cut_off:
-        again = _Search(Assignment(problem, rest))
-        again.state.place(waiting)
-        again.run(len(problem.leases))
-        search = min(search, again, key=_Search.rank)
-        state = search.state
+    search.run()
     peak = state.peak
     state.set_rest(rest)
     if (
@@ -152,14 +145,11 @@ class _Search:
         self.is_cut_off = False
         self._pushed: set[int] = set()
 
-    def run(self, many: int) -> None:
-        """Take all steps after the first one.
-
-        `many`: a worker that has to give more leases than this gives its heaviest ones at once.
-        """
+    def run(self) -> None:
+        """Take all steps after the first one."""
         self._obey()
         self._spread_oversized()
-        self._empty(many)
+        self._empty()
         self._relieve()
         if uneven := self._of_uneven_groups():
             self._place_anew(uneven)
@@ -175,12 +165,6 @@ class _Search:
             if stuck <= state.rest:  # a hard limit, which does not rise
                 break
             state.set_rest(min(state.rest * _STEP, stuck * (1 + 2 * EPSILON)))
-
-    def rank(self) -> tuple[int, int, float, int]:
-        """Return what makes one result better than another; smaller is better."""
-        state = self.state
-        moves = len(state.changed())
-        return len(state.unplaced()), state.violations(), round(state.rest, 3), moves
 
     def _move(self, i: int, w: int) -> None:
         self._left -= 1
@@ -233,13 +217,13 @@ class _Search:
                     self._move(i, home)
             hosts.add(home)
 
-    def _empty(self, many: int) -> None:
+    def _empty(self) -> None:
         """Place the heaviest leases anew of workers that give many."""
         state = self.state
         pool: set[int] = set()
         for w in range(len(state.count)):
             excess, r = state.over(w)
-            if excess > 0 and (k := leases_for(state.held[r][w], excess)) > many:
+            if excess > 0 and (k := leases_for(state.held[r][w], excess)) > _MANY:
                 pool.update(i for _, i in state.held[r][w][-k:])
         chosen = sorted(pool, key=lambda i: (-state.sizes[i], i))
         self._place_anew(chosen)
@@ -331,12 +315,13 @@ class _Search:
         """Move the lightest lease of at least `need` that another worker can take."""
         state, held = self.state, self.state.held[r][w]
         first = bisect_left(held, (need - EPSILON, -1))
-        for _, i in held[first : first + _CANDIDATES]:
-            taker = state.taker(i)
-            if taker >= 0:
-                self._move(i, taker)
-                return True
-        return False
+        if first == len(held):
+            return False
+        lease = held[first][1]
+        taker = state.taker(lease)
+        if taker >= 0:
+            self._move(lease, taker)
+        return taker >= 0
 
     def _push(self, w: int, r: int, excess: float, pieces: int) -> int:
         """Move a heavy lease to a worker that can free the capacity by moving lighter ones.
@@ -352,7 +337,7 @@ class _Search:
         if sum(load for load, _ in fitting) >= excess:
             most = leases_for(fitting, excess) - pieces
         best: tuple[int, float, int, int] | None = None
-        for load, i in held[first : first + _CANDIDATES]:
+        for load, i in held[first : first + 1]:
             if i in self._pushed:
                 continue
             for v in state.emptiest(_RECEIVERS):
