@@ -25,7 +25,7 @@ from kcl_pipeline.delta.schema import (
     untyped_reason,
 )
 from kcl_pipeline.delta.settings import DeltaSink
-from kcl_pipeline.delta.storage.options import is_s3, locks_with_dynamodb, s3_option
+from kcl_pipeline.delta.storage.options import is_s3, s3_option
 from kcl_pipeline.errors import SinkError, TableMismatchError
 
 MAX_ATTEMPTS: Final = 200
@@ -124,8 +124,6 @@ class TableCheck:
                     "AWS_S3_ALLOW_UNSAFE_RENAME=true lets two writers commit the same version of "
                     f"{root}, and one of them loses its rows. Leave the option out."
                 )
-            if locks_with_dynamodb(root, options):
-                return
         try:
             refuses = self._log.storage.creates_once()
         except OSError as error:
@@ -135,8 +133,7 @@ class TableCheck:
             raise TableMismatchError(
                 f"the store of {root} ignores conditional writes (If-None-Match) and replaces "
                 "existing objects, so two writers would commit the same version and lose rows. "
-                "Use a store with conditional writes, or set AWS_S3_LOCKING_PROVIDER=dynamodb "
-                "for all writers of the table."
+                "Use a store with conditional writes."
             )
 
     def table(self) -> None:

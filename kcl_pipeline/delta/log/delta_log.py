@@ -15,8 +15,7 @@ transaction never returns to an expected version. Only `refresh` finds the end o
 finds out that the folder was replaced.
 
 `append` creates the entry of the next version, or fails if that entry exists. So the state at
-`version` is the state directly before the new entry. With DynamoDB as the lock of the log, delta-rs
-finds the end and writes the entry.
+`version` is the state directly before the new entry.
 
 delta-rs panics in a forked child, because its runtime does not survive a fork. Every process must
 be spawned. The first use stores the process id, and a use in another process raises an error.
@@ -51,7 +50,7 @@ from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
 from kcl_pipeline.delta.statistics import Indexed, indexed_columns, log_statistics
-from kcl_pipeline.delta.storage.options import delta_options, locks_with_dynamodb
+from kcl_pipeline.delta.storage.options import delta_options
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SinkError
 
@@ -95,7 +94,6 @@ class DeltaLog:
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
         self._options = delta_options(self.root, storage_options)
-        self._locks = locks_with_dynamodb(self.root, self._options)
         self.upkeep = LogUpkeep(self.root, self._options)
         self._table: Any = None
         self._numbers: dict[str, int | None] = {}
@@ -304,61 +302,17 @@ class DeltaLog:
             self._is_in_doubt = seconds > LONGEST_BELIEVED_SECONDS
         if self._is_in_doubt:
             raise SinkError(f"the commit to {self.root} took {seconds:.0f} s; the table is read")
-        if entry is not None:
-            self._read_entry(self.version + 1, entry)
-            self._end_found_at = began
+        self._read_entry(self.version + 1, entry)
+        self._end_found_at = began
 
-    def _append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> bytes | None:
-        """Write the entry. Returns its content; None: delta-rs has written it."""
+    def _append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> bytes:
+        """Write the entry, and return its content."""
         with delta_errors(f"could not commit to {self.root}", self._options):
             statistics = [log_statistics(one.rows, one.statistics, self.indexed) for one in files]
-            if self._locks:
-                self._append_with_lock(files, statistics, transactions)
-                return None
             millis, columns = int(self._clock.wall() * 1000), self.partition_columns()
             entry = append_entry(millis, columns, files, statistics, transactions)
             self.storage.create_new(entry_path(self.version + 1), entry)
             return entry
-
-    def _append_with_lock(
-        self,
-        files: Sequence[DataFile],
-        statistics: Sequence[str],
-        transactions: Mapping[str, int],
-    ) -> None:
-        from deltalake.transaction import (  # noqa: PLC0415 (as above)
-            AddAction,
-            CommitProperties,
-            PostCommitHookProperties,
-            Transaction,
-        )
-
-        if self._table.version() != self.version:
-            raise SinkError("another writer was faster")
-        adds = [
-            AddAction(
-                file.path,
-                file.size,
-                dict(file.partition_values),
-                file.modified_millis,
-                data_change=True,
-                stats=stats,
-            )
-            for file, stats in zip(files, statistics, strict=True)
-        ]
-        self._table.create_write_transaction(
-            adds,
-            "append",
-            self._table.schema(),
-            list(self.partition_columns()),
-            commit_properties=CommitProperties(
-                max_commit_retries=0,
-                app_transactions=[Transaction(*one) for one in transactions.items()],
-            ),
-            post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=False, cleanup_expired_logs=False
-            ),
-        )
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add nullable columns at `version` + 1. Errors are those of `append`."""
@@ -425,9 +379,6 @@ class DeltaLog:
 
     def _known_end(self, now: float) -> int:
         """Return the lowest version that the end of the log can have."""
-        if self._locks:
-            self._table.update_incremental()
-            return int(self._table.version())
         if now - self._end_found_at <= LONGEST_BELIEVED_SECONDS:
             return self.version
         listed = self.storage.list("_delta_log", after=entry_path(self.version))

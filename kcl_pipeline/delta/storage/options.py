@@ -64,14 +64,6 @@ def has_own_keys(options: Mapping[str, str]) -> bool:
     )
 
 
-def locks_with_dynamodb(uri: str, options: Mapping[str, str] | None) -> bool:
-    """Whether delta-rs locks the log of a table with DynamoDB."""
-    name = s3_option(options or {}, "s3_locking_provider")
-    return is_s3(uri) and (name or os.environ.get("AWS_S3_LOCKING_PROVIDER", "")).lower() == (
-        "dynamodb"
-    )
-
-
 def s3_option(options: Mapping[str, str], *names: str) -> str | None:
     """Return the first of some options of S3, in any case, with or without `aws_`; None: none."""
     found = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
