@@ -65,7 +65,7 @@ def status(
     app = target(application, stream, pipeline)
     # Loaded here: other commands do not need the rows.
     from kcl_pipeline.status.rows import OwnerChanges  # noqa: PLC0415
-    from kcl_pipeline.status.snapshot import READS, compared, read_snapshot  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.status.snapshot import READS, compared, read_snapshot  # noqa: PLC0415
 
     def look() -> Snapshot:
         found = read_snapshot(app.tables, app.settings, app.clock)
