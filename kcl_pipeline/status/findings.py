@@ -667,7 +667,8 @@ def _leader(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
     is_short = lock is not None and owner is not None and absent * 1000 < lock.lease_duration_millis
     if observed is not None and observed.goes_on:
         level = FindingLevel.OK if absent <= limit else FindingLevel.PROBLEM
-    elif is_short or not (snapshot.live or snapshot.unfinished):
+    elif is_short or not snapshot.live:
+        # An application that was stopped has no leader either
         level = FindingLevel.WARNING
     else:
         level = FindingLevel.PROBLEM
