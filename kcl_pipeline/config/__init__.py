@@ -154,7 +154,10 @@ class LeaderSettings(StrictSettings):
         "least 15000, because its ticks are 5 s apart. KCL: 120000",
     )
     leader_heartbeat_period_millis: int = Field(
-        2_500, ge=50, description="Unless set: a third of the duration. KCL: 30000"
+        2_500,
+        ge=50,
+        le=MAX_LOCK_DURATION_MILLIS // 2,
+        description="Unless set: a third of the duration. KCL: 30000",
     )
 
     @model_validator(mode="after")

@@ -617,12 +617,12 @@ def _workers(snapshot: Snapshot) -> Iterator[Finding]:
             "if its process has ended, do nothing: the leader assigns its leases to others and "
             "deletes its row",
         )
-    if snapshot.run_problems:
+    for problem in snapshot.run_problems:
         yield Finding(
             check,
             "runs_waiting",
             FindingLevel.WARNING,
-            "; ".join(snapshot.run_problems),
+            problem,
             "if runs are queued or not started, raise the limit of the run queue or lower "
             "Fleet.min. If runs fail, read the log of the newest run, and deploy a corrected "
             "version",

@@ -154,7 +154,7 @@ def test_help_loads_nothing_heavy():
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for command in ("local", "status", "plan", "losses", "doctor"):
+    for command in ("local", "status", "plan", "do", "doctor"):
         assert command in done.stdout
 
 

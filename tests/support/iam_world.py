@@ -177,7 +177,9 @@ class Application:
             "sensor", clients=self.clients, events=self.events.append
         )
         try:
-            return leader.run_once()
+            leader.run_once()
+            leader.wait_for_sync(20)
+            return leader.run_once()  # with the results of `sync`
         finally:
             leader.release()
 
@@ -198,6 +200,15 @@ class Application:
                 LeaderLock("nobody", 1_000, "v1"), "v2"
             ),
         }
+
+    def create_lease_table_without_index(self) -> None:
+        """As Java creates it, which adds the index afterwards."""
+        self.clients.dynamodb.create_table(
+            TableName=self.name,
+            KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "leaseKey", "AttributeType": "S"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
 
     def said(self) -> str:
         kinds = (AwsTrouble, CycleFailed)

@@ -35,7 +35,7 @@ from tests.fuzz.boundary import Boundary
 SHOWN: Final = "shown"
 FAILED: Final = "one sentence"
 USAGE: Final = "usage"
-COMMANDS: Final = ("leases", "workers", "leader", "plan", "doctor")
+COMMANDS: Final = ("status", "plan", "doctor", "do")
 OPTIONS: Final = (
     "--application",
     "-a",
@@ -122,7 +122,7 @@ def check_input(arguments: list[str]) -> str:
 
 def _rows(random: Random) -> dict[str, Any]:
     return {
-        "command": random.choice(("leases", "workers", "leader", "plan")),
+        "command": random.choice(("status", "plan")),
         "options": random.choice(([], ["--json"], ["--by", "worker"])),
         "leases": [row_like(LEASE)(random) for _ in range(random.randrange(1, 4))],
         "workers": [row_like(WORKER)(random) for _ in range(random.randrange(3))],
@@ -150,8 +150,8 @@ def check_rows(value: dict[str, Any]) -> str:
     coordinator.plant({**value["migration"], "key": {"S": "Migration3.0"}})
     layout = Layout(leases.store, workers.store, coordinator.store, clock=VirtualClock())
     tables = Tables(leases, workers, coordinator, layout)
-    options = value["options"] if value["command"] != "workers" else value["options"][:1]
-    options = [] if options[:1] == ["--by"] and value["command"] != "leases" else options
+    options = value["options"]
+    options = [] if options[:1] == ["--by"] and value["command"] != "status" else options
     arguments = [value["command"], "-a", "orders", "-s", "orders", *options]
     with (
         mock.patch.object(Target, "tables", tables),
@@ -168,5 +168,5 @@ BOUNDARIES: Final = (
     Boundary(
         "cli_input", _arguments, check_input, frozenset({SHOWN, FAILED, USAGE}), short_inputs=100
     ),
-    Boundary("cli_rows", _rows, check_rows, frozenset({SHOWN, FAILED}), short_inputs=100),
+    Boundary("cli_rows", _rows, check_rows, frozenset({SHOWN}), short_inputs=100),
 )

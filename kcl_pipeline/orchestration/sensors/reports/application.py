@@ -33,7 +33,7 @@ from kcl_pipeline.orchestration.sensors.reports.tables import (
 )
 from kcl_pipeline.planning.explain import LoadRow, explain
 from kcl_pipeline.planning.model import Plan, PlanInput
-from kcl_pipeline.status.findings import CheckName, Finding, findings_of
+from kcl_pipeline.status.findings import CheckName, Finding, findings_of, idle_text
 from kcl_pipeline.status.rows import cpu_of
 from kcl_pipeline.status.snapshot import Snapshot
 
@@ -230,7 +230,11 @@ def asset_events(
         longest = QUIET_SECONDS if verdict.passed else FAILING_SECONDS
         if after_output and asset == names.output:
             longest = 0.0
-        if cadence.due(verdict.check.value, verdict.content, now, longest=longest):
+        content: Hashable = verdict.content
+        if verdict.check is CheckName.LAG:
+            # A fleet to which nothing arrives is said once, with the time of the last batch
+            content = (content, idle_text(snapshot) is not None)
+        if cadence.due(verdict.check.value, content, now, longest=longest):
             events.append(verdict.evaluation(asset))
     return events
 
