@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.errors import UnreadableRowError, WorkerIdTakenError
+from kcl_pipeline.errors import NotFoundError, UnreadableRowError, WorkerIdTakenError
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease.serialization import number, string
 from kcl_pipeline.leases.lease.values import BadRow
@@ -89,10 +89,16 @@ class WorkerRows:
     def verify_run(self, worker_id: str, run_id: str) -> None:
         """Read the row of a worker. A row that is missing, or has no run id, belongs to nobody.
 
+        So do the rows of a table that is missing: the table was deleted, or this is a fleet of
+        KCL 2.x, which has none.
+
         Raises:
             WorkerIdTakenError: The row has another run id.
         """
-        other = text_of(self._store.get(worker_id) or {}, state.RUN_ID)
+        try:
+            other = text_of(self._store.get(worker_id) or {}, state.RUN_ID)
+        except NotFoundError:
+            return
         if other not in (None, run_id):
             raise self._taken(worker_id, other)
 
