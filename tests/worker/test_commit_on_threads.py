@@ -146,7 +146,7 @@ def test_a_commit_that_waits_holds_up_no_fetching_and_the_next_batch_is_bigger()
         running.leases.hook(
             lambda called, _key: (
                 called == "UpdateItem"
-                and writers.add(threading.current_thread().name.rpartition("_")[0])
+                and writers.add(threading.current_thread().name.rpartition("-")[0])
             ),
             None,
         )
