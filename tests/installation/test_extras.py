@@ -135,4 +135,4 @@ def test_the_shell_completes_commands():
         timeout=60,
         check=True,
     )
-    assert result.stdout.split() == ["worker", "workers"]
+    assert result.stdout.split() == ["worker"]

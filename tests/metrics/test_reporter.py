@@ -49,14 +49,14 @@ class Table:
         self.drain = False
         self.fail = 0
 
-    def report(self, row: WorkerMetrics) -> WorkerMetrics:
+    def report(self, row: WorkerMetrics, *, takes_over: bool = True) -> WorkerMetrics:
         if self.fail:
             self.fail -= 1
             raise UnavailableError("timed out", operation="UpdateItem")
         self.rows.append(row)
         return replace(row, drain_requested=self.drain)
 
-    def deregister(self, worker_id: str) -> None:
+    def deregister(self, worker_id: str, run_id: str | None = None) -> None:
         self.removed.append(worker_id)
 
 

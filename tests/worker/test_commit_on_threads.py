@@ -159,7 +159,7 @@ def test_a_commit_that_waits_holds_up_no_fetching_and_the_next_batch_is_bigger()
     first, second, *_ = sizes = [batch.records for batch in running.batches()]
     assert first < second == max(sizes) == 60, "the next batch is as big as a batch may be"
     assert set(gate.threads) == {"processing"}
-    assert "commit" in writers, "rows are prepared on threads of their own"
+    assert "leave" in writers, "leases are released on threads of their own"
     rows = running.table.rows()
     assert rows is not None
     assert rows.num_rows == 301
