@@ -228,23 +228,26 @@ class BatchCommit:
 
     def _position_of(self, consumer: ShardConsumer) -> Position:
         lease, stored, in_table = consumer.held.lease, consumer.stored, consumer.stored.position
-        if not self._sink.stores_positions:
+        stores_positions = self._sink.stores_positions
+        if not stores_positions:
             in_table = consumer.reached
-        elif _is_older(lease.table_mark, in_table):
-            # A seek removes the mark first, and then the position. If it has changed the row since
+        is_older = stores_positions and _is_older(lease.table_mark, in_table)
+        if stored.ended and not is_older:
+            return SHARD_END
+        if is_older or in_table is None or lease.checkpoint > in_table or consumer.is_refused:
+            # The checkpoint of the row decides. It may be one of before a seek, like the mark. A
+            # seek removes the mark first, and then the position. If it has changed the row since
             # this worker read it, the renewal is refused, and the lease does not stop.
-            self._leases.renew(consumer.held)
+            lease = self._leases.renew(consumer.held)
+        # The mark is checked after the renewal: meanwhile a renewal of another thread, or one whose
+        # response was lost, may have written a position that only the former table had.
+        if stores_positions and _is_older(lease.table_mark, in_table):
             raise OtherTableError(
                 f"{lease.lease_key} stands still: its row was written when the table had the "
                 f"position {lease.table_mark}, and the table has "
                 f"{'none' if in_table is None else in_table}: it is an older copy, or another "
                 f"table; {_CURE}"
             )
-        if stored.ended:
-            return SHARD_END
-        if in_table is None or lease.checkpoint > in_table or consumer.is_refused:
-            # The checkpoint of the row decides. It may be one of before a seek, like the mark.
-            lease = self._leases.renew(consumer.held)
         position = checkpoint = lease.checkpoint
         if in_table is not None:
             position = max(position, in_table)

@@ -146,6 +146,23 @@ def test_a_checkpoint_after_the_mark_was_written_by_java(world: World) -> None:
     assert world.consumer.stored == StoredPosition(1, Position("5"))
 
 
+def test_a_mark_that_is_written_while_the_shard_starts_stops_the_lease(world: World) -> None:
+    """A renewal wrote position 7, its response was lost, and the table was put back.
+
+    The row is ahead of the table then, but no Java worker has processed the records between.
+    """
+    assert world.commit(7) is not None
+    world.clock.advance(3.4)
+    world.trouble[KEY] = [UnavailableError("no answer")]
+    world.leases.renew_all()
+    assert world.consumers[KEY].held.lease.table_mark == Position("5")
+    world.replace(StoredPosition(1, Position("5")))
+    world.consumers[KEY].is_refused = True
+    error = world.start({KEY: world.consumers[KEY]})[KEY]
+    assert isinstance(error, OtherTableError)
+    assert world.row().table_mark == Position("7")
+
+
 def test_a_lease_stops_only_if_the_row_is_still_the_same(world: World) -> None:
     world.replace()
     assert world.table.update_checkpoint(world.row(), checkpoint=Position("8")) is not None
