@@ -44,10 +44,13 @@ def sections(chapter: str) -> dict[str, str]:
     return dict(SECTION.findall(TEXT[begin : end if end > 0 else len(TEXT)]))
 
 
-def test_every_check_has_a_section_and_a_row():
-    assert set(sections("Each check")) == checks()
-    assert set(re.findall(r"^\| \[`(\w+)`\]", TEXT, re.MULTILINE)) == checks()
-    assert len(checks()) >= 14
+def test_every_check_has_a_row_and_every_finding_names_one():
+    rows, findings = TEXT.split("\n## Each finding\n")
+    assert set(re.findall(r"^\| `(\w+)` \| (?:output|fleet) \|", rows, re.MULTILINE)) == checks()
+    named = re.findall(r"^\| `\w+` \| `(\w+)` \|", findings, re.MULTILINE)
+    assert set(named) <= checks()
+    assert len(named) > 15
+    assert len(checks()) == 8
 
 
 def test_every_event_has_a_section():

@@ -122,7 +122,12 @@ def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(running):
 def test_the_sensor_leads_and_tells_what_it_sees(running):
     first = tick(running)
     assert len(first.run_requests) == 1
-    fleet = next(e for e in first.asset_events if e.asset_key.path[-1] == "fleet")
+    (fleet,) = [
+        e
+        for e in first.asset_events
+        if isinstance(e, dg.AssetObservation)
+        if e.asset_key.path[-1] == "fleet"
+    ]
     assert fleet.metadata["leases"].value == 4
     assert fleet.metadata["leader"].value.endswith("/orders_leader")
     second = tick(running, first.cursor)
