@@ -90,7 +90,7 @@ def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks
 
 def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
-    shown = looker.wait_for("lease_rows", "last_moves", "per_worker", "checkpoint", "KB/s")
+    shown = looker.wait_for("lease_rows", "last_moves", "worker_rows", "checkpoint", "KB/s")
     assert "shardId-" not in shown, "the table has the numbers of the shards"
     assert looker.cut_off() == {}
     looker.shoot("leases")
@@ -101,7 +101,7 @@ def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stag
 
 def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
-    looker.wait_for("worker_rows", "problems", "running")
+    looker.wait_for("worker_rows", "dead letters", "working")
     assert looker.cut_off() == {}
     looker.shoot("workers")
 
