@@ -43,6 +43,7 @@ from kcl_pipeline.orchestration.sensors.reports.application import (
     asset_events,
     outage_events,
 )
+from kcl_pipeline.orchestration.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.orchestration.sensors.reports.output import output_events
 from kcl_pipeline.orchestration.sensors.reports.streams import partition_requests
 from kcl_pipeline.orchestration.sensors.reports.tables import run_links
@@ -154,7 +155,7 @@ class LeaderTick:
         pause = self._pause(context, report, state)
         active = active_runs(context.instance, self._names.application, self._separator)
         done: tuple[str, ...] = ()
-        events: list[Any] = []
+        view: FleetView | None = None
         partitions: list[Any] = []
         try:
             table = PipelineResources(self._names, context).workers
@@ -177,19 +178,14 @@ class LeaderTick:
             if done:
                 active = active_runs(context.instance, self._names.application, self._separator)
             streams = self._streams(context)
-            events = self._events(context, state, report, listing, active, streams)
+            view = self._observe(context, state, report, listing, active, streams)
             partitions = self._partitions(context, streams)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
-            outage = observe_outage(self._settings, state, self._clock, report.lock_owner)
-            events = [
-                *outage_events(
-                    outage, self._names, self._options, state.cadence, self._clock.monotonic()
-                )
-            ]
         scaling = self._scale(context, state, active, pause)
         decision = scaling.decision
-        state.run_problems = scaling.problems
+        # After the decision, so that the check says what the sentence of this tick says
+        events = self._events(context, state, view, report.lock_owner, active, scaling.problems)
         if scaling.refused is not None:  # before the drain: the run then ends as a failure
             run_id, reason = scaling.refused
             context.instance.add_run_tags(run_id, {REFUSED_TAG: reason})
@@ -275,7 +271,7 @@ class LeaderTick:
         existing = context.instance.get_dynamic_partitions(self._names.stream_partitions)
         return partition_requests(self._names, streams, existing)
 
-    def _events(
+    def _observe(
         self,
         context: dg.SensorEvaluationContext,
         state: TickState,
@@ -283,11 +279,10 @@ class LeaderTick:
         rows: WorkerListing,
         active: tuple[RunView, ...],
         streams: tuple[str, ...],
-    ) -> list[Any]:
-        now = self._clock.monotonic()
-        resources = PipelineResources(self._names, context)
+    ) -> FleetView:
+        """The view of the application. The shards and the load are for the decision of the tick."""
         view = observe_fleet(
-            resources,
+            PipelineResources(self._names, context),
             self._settings,
             state,
             report,
@@ -298,6 +293,26 @@ class LeaderTick:
             instance=context.instance,
         )
         snapshot = view.snapshot
+        state.open_shards = open_shards(snapshot.leases)
+        lag = snapshot.lag_seconds
+        state.load = Load.of(None if lag is None else round(1000 * lag), snapshot.live)
+        return view
+
+    def _events(
+        self,
+        context: dg.SensorEvaluationContext,
+        state: TickState,
+        view: FleetView | None,
+        lock_owner: str | None,
+        active: tuple[RunView, ...],
+        run_problems: tuple[str, ...],
+    ) -> list[Any]:
+        """The events that are due. Without a view, the tables could not be read."""
+        now = self._clock.monotonic()
+        if view is None:
+            outage = observe_outage(self._settings, state, self._clock, lock_owner, run_problems)
+            return outage_events(outage, self._names, self._options, state.cadence, now)
+        snapshot = replace(view.snapshot, run_problems=run_problems)
         output = output_events(
             state.totals,
             self._names.output,
@@ -310,19 +325,16 @@ class LeaderTick:
             idle=idle_text(snapshot),
             runs=run_links(active) if active else None,
         )
-        state.open_shards = open_shards(snapshot.leases)
-        lag = snapshot.lag_seconds
-        state.load = Load.of(None if lag is None else round(1000 * lag), snapshot.live)
         if output:
             recorded = dead_letters_last_hour(context.instance, self._names.output, snapshot.at)
             latest = number_in(output[0].metadata, "dead_letters")
             state.dead_letters = (recorded or 0) + round(latest or 0)
-            view = replace(view, snapshot=replace(snapshot, dead_letters=state.dead_letters))
+            snapshot = replace(snapshot, dead_letters=state.dead_letters)
         # The report of the output comes first: its checks follow the materialization.
         return [
             *output,
             *asset_events(
-                view,
+                replace(view, snapshot=snapshot),
                 self._names,
                 self._settings,
                 self._options,

@@ -95,7 +95,6 @@ class TickState:
             the output. None: none was made yet.
         resolved: The streams of the last cycle that led, with their retention periods.
         pause: The pause of the application, as of the last tick that could read it.
-        run_problems: What kept runs from running in the last tick.
         open_shards: Number of open shards of the last observation; None before it.
         load: The load of the workers in this tick.
         tick_started: When the running tick started (monotonic seconds); None between ticks.
@@ -118,7 +117,6 @@ class TickState:
     load: Load = field(default_factory=Load)
     tick_started: float | None = None
     pause: Pause | None = None
-    run_problems: tuple[str, ...] = ()
 
     def begin_tick(self, now: float) -> bool:
         """Start a tick; False if an earlier tick, which Dagster gave up on, still runs."""
@@ -190,7 +188,6 @@ def observe_fleet(
         unavailable=report.unavailable if report.led else _reported_streams(report, rows),
         resolved=state.resolved,
         dead_letters=state.dead_letters,
-        run_problems=state.run_problems,
         drained_at=last_drain(instance, settings.application_name) if waits else None,
     )
     planned = report.plan.moves if report.led and report.plan is not None else ()
@@ -208,7 +205,11 @@ def observe_fleet(
 
 
 def observe_outage(
-    settings: ConsumerSettings, state: TickState, clock: Clock, owner: str | None
+    settings: ConsumerSettings,
+    state: TickState,
+    clock: Clock,
+    owner: str | None,
+    run_problems: tuple[str, ...],
 ) -> Snapshot:
     """Return what is known while the tables cannot be read: who leads, and the runs."""
     duration = settings.leader.leader_lease_duration_millis
@@ -223,7 +224,7 @@ def observe_outage(
             leader_reason=state.absence.reason,
             goes_on=True,
         ),
-        run_problems=state.run_problems,
+        run_problems=run_problems,
     )
 
 
