@@ -34,6 +34,16 @@ def test_the_cool_down_does_not_keep_leases_from_a_worker_that_has_nothing() -> 
     assert balanced(replace(done, leases=uneven)).moves == (), "it prevents moves back and forth"
 
 
+def test_a_worker_that_joins_in_a_group_of_its_own_gets_no_lease_too_many() -> None:
+    """Groups of another size are compared by their load with the lease."""
+    workers = (WorkerState("d", group="d"), *(WorkerState(f"w-{w}", group="w") for w in "12"))
+    leases = tuple(LeaseState(f"s{i}", f"w-{1 + i % 2}", None) for i in range(4))
+    case = PlanInput(leases, workers)
+    plan = balanced(case)
+    assert [move.to_worker for move in plan.moves] == ["d"]
+    assert shares(after(case, plan)) == [2, 1, 1]
+
+
 @pytest.mark.parametrize("kbps", [0.0, 0.1, 0.5, 2.0])
 def test_with_negligible_traffic_leases_are_counted_and_the_plan_says_so(kbps: float) -> None:
     case = PlanInput(tuple(LeaseState(f"s{i}", "w0000", kbps) for i in range(8)), fleet(2))

@@ -268,8 +268,8 @@ class Assignment:
         """Give leases without an owner to workers within the hard limits, heaviest first.
 
         A lease goes to the worker with the lowest utilization afterwards, in a group that stays
-        within its limit if there is one; among equal workers to one of the least loaded group. A
-        lease that no worker can take stays without an owner.
+        within its limit if there is one; among equal workers to the group with the lowest
+        utilization afterwards. A lease that no worker can take stays without an owner.
         """
         problem = self.problem
         overhead = _OVERHEAD * math.fsum(self.sizes) / max(len(self.sizes), 1) + EPSILON
@@ -299,7 +299,7 @@ class Assignment:
                 load, group_load = problem.loads[r][i], self.group_load[r][g]
                 if (here := used + load / problem.capacities[r][w]) > then:
                     then = here
-                if (share := group_load / problem.group_capacities[r][g]) > in_group:
+                if (share := (group_load + load) / problem.group_capacities[r][g]) > in_group:
                     in_group = share
                 if group_load + load > self.group_limit[r][g]:
                     is_over = True
