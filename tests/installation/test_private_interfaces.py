@@ -59,8 +59,6 @@ ATTRIBUTES = {
     "spark/session.py": {"_jvm"},
     # A copy of the class itself.
     "testing/tables.py": {"_store"},
-    # Python: documented, in spite of its name.
-    "worker/monitoring/stacks.py": {"_current_frames"},
 }
 """Private attributes of other objects, by file. The linter requires a comment for each."""
 PUBLIC = {

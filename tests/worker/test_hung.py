@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -226,13 +228,74 @@ def test_stacks_are_bounded(monkeypatch):
         return deep(depth - 1) if depth else stacks.thread_stacks(threading.get_ident())
 
     text = deep(200)
-    # One call of the limit is `thread_stacks` itself.
+    # Two calls of the limit are `thread_stacks` and what it calls.
     calls = [line for line in text.splitlines() if line.endswith(" deep")]
-    assert len(calls) == stacks.MAX_FRAMES - 1
+    assert len(calls) == stacks.MAX_FRAMES - 2
     monkeypatch.setattr(stacks, "MAX_CHARACTERS", 500)
     text = deep(200)
     assert len(text) == 500
     assert text.endswith("... (cut)")
+
+
+def test_stacks_without_a_place_for_a_file_say_why(monkeypatch):
+    def fail():
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(stacks.tempfile, "TemporaryFile", fail)
+    text = stacks.thread_stacks(threading.get_ident())
+    assert text == "(the calls of the threads are not known: [Errno 28] no space left)"
+
+
+CHANGING_STACKS = """
+import sys, threading, time
+from kcl_pipeline.worker.monitoring.stacks import thread_stacks
+
+def numbers(depth):
+    if depth:
+        yield from numbers(depth - 1)
+    yield depth
+
+def calls(depth):
+    if depth == 0:
+        return list(numbers(10))
+    try:
+        sorted(range(5), key=lambda number: calls(0) and number)
+        if depth == 3:
+            raise ValueError
+    except ValueError:
+        pass
+    return calls(depth - 1)
+
+def change():
+    end = time.monotonic() + 0.02
+    while time.monotonic() < end:
+        calls(20)
+
+def start():
+    while not over.is_set():
+        threads = [threading.Thread(target=change) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+sys.setswitchinterval(1e-6)
+over = threading.Event()
+starting = threading.Thread(target=start)
+starting.start()
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    thread_stacks(0)
+over.set()
+starting.join()
+"""
+
+
+@pytest.mark.long
+def test_stacks_of_threads_that_run_do_not_end_the_process():
+    """Frames of `sys._current_frames` ended it in one of three such runs of ten seconds."""
+    command = [sys.executable, "-c", CHANGING_STACKS, "60"]
+    subprocess.run(command, check=True, timeout=120)
 
 
 def test_leases_are_released_without_their_consumers():
