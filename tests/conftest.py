@@ -22,7 +22,7 @@ from hypothesis import settings
 from tests.support.fan_out_world import aws, over, subscriptions  # noqa: F401
 from tests.support.resume import Resume, state_of_the_tree
 from tests.support.seeds import RESULT, SeedsOfCi, result_of_seeds
-from tests.support.shares import Durations, Progress, unit_of
+from tests.support.shares import Durations, Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,16 +59,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With several worker processes each file stays in one of them, because its tests may share
-    servers and processes; so do all tests of one slow fixture.
-    """
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (a run may be without it)
+    """With several worker processes each unit stays in one of them."""
+    # a run may be without pytest-xdist
+    from tests.support.scheduling import UnitScheduling  # noqa: PLC0415
 
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return unit_of(nodeid)
-
-    return Scheduling(config, log)
+    return UnitScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from tests.support.resume import Resume
 from tests.support.shares import Durations, minutes, part_of, unit_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def item(nodeid):
@@ -72,3 +80,47 @@ def test_another_state_of_the_tree_begins_from_the_front(tmp_path):
     path = tmp_path / "test-long.json"
     Resume(path, "commit 1").pytest_runtest_logreport(report("a"))
     assert left_out(Resume(path, "commit 2"), "a", "b") == (["a", "b"], [])
+
+
+CRASHING = """
+import os, time
+
+def test_first(): time.sleep(0.2)
+
+def test_crashes(): os.abort()
+
+def test_last(): pass
+"""
+GOOD = """
+import time
+
+def test_first(): time.sleep(0.3)
+
+def test_last(): pass
+"""
+CONFTEST = """
+from tests.support.scheduling import UnitScheduling
+
+def pytest_xdist_make_scheduler(config, log):
+    return UnitScheduling(config, log)
+"""
+
+
+@pytest.mark.parametrize("crashing", [("a",), ("c",), ("d",), ("a", "b", "d")])
+def test_a_process_that_crashes_is_one_failed_test(tmp_path, crashing):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name in "abcd":
+        text = CRASHING if name in crashing else GOOD
+        (tmp_path / f"test_{name}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
+    run = subprocess.run(
+        [*command, "--no-loadscope-reorder", "--rootdir", tmp_path, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    passed, failed = 2 * 4, len(crashing)
+    assert f"{failed} failed, {passed} passed" in run.stdout, run.stdout
+    assert run.returncode == 1
