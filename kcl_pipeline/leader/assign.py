@@ -175,6 +175,8 @@ class LeaseAssignment:
         self._failures = 0
         self._not_leading_until: float | None = None
         self._blind_since: float | None = None
+        # Leases without a worker are reported when they change, not in every cycle
+        self._noted_spilled: tuple[str, ...] = ()
 
     def run(self, deadline_seconds: float | None = None) -> CycleReport:
         """Assign leases once. Errors are not raised, but reported and emitted as `CycleFailed`.
@@ -364,18 +366,11 @@ class LeaseAssignment:
 
         Raises:
             NotLeadingError: This process does not lead any more.
-            AwsError: The request to balance could not be removed. The next run balances again.
         """
-        control = self.control
-        if control.pause is not None:
+        if self.control.pause is not None:
             self._request_drains(context)
-            return
-        if control.balance is not None:
-            self._balance.balance_now()
-        self._assign(context)
-        if control.balance is not None and not context.deadline.passed():
-            self.election.check()
-            self._coordinator_table.put_balance(None, replacing=control)
+        else:
+            self._assign(context)
 
     def _request_drains(self, context: CycleContext) -> None:
         """Request the workers to end that have not been requested yet.
@@ -445,7 +440,8 @@ class LeaseAssignment:
         return replace(plan, moves=tuple(moves))
 
     def _note_plan(self, plan: Plan, unassigned: int, began: float) -> None:
-        if plan.moves or plan.spilled:
+        spilled, self._noted_spilled = self._noted_spilled, plan.spilled
+        if plan.moves or plan.spilled != spilled:
             millis = (self._clock.monotonic() - began) * 1000
             counts = (len(plan.moves), unassigned, len(plan.spilled))
             self._events(PlanMade(plan.strategy, *counts, millis))

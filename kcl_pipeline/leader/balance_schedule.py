@@ -53,10 +53,6 @@ class BalanceSchedule:
         self._again_at = math.inf
         self._was_blind = False
 
-    def balance_now(self) -> None:
-        """Balance in the next plan, because an operator wants it."""
-        self._due_at = -math.inf
-
     def applied(
         self, prepared: Prepared, now: float, settling_seconds: float, *, has_settled: bool
     ) -> Prepared:

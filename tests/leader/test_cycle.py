@@ -13,6 +13,7 @@ from kcl_pipeline.events import (
     LeadershipLost,
     LeaseMoved,
     MoveRefused,
+    PlanMade,
 )
 from kcl_pipeline.leader.preview import preview
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState
@@ -44,6 +45,20 @@ def test_a_standby_that_watched_knows_at_once_which_leases_have_expired():
         world.run(1, tick=1)
         assert world.clock.monotonic() - began <= 13
     assert not [m for m in world.happened(LeaseMoved) if m.to_worker == "a" and not m.graceful][4:]
+
+
+def test_leases_that_wait_for_a_worker_are_said_once():
+    world = World(shards=5, assignment={"max_leases_for_worker": 2})
+    world.leader()
+    world.join("a")
+    world.run(60)
+    assert [plan.spilled for plan in world.happened(PlanMade)] == [3]
+    world.join("b")
+    world.run(60)
+    assert [plan.spilled for plan in world.happened(PlanMade)] == [3, 1]
+    world.join("c")
+    world.run(60)
+    assert [plan.spilled for plan in world.happened(PlanMade)] == [3, 1, 0]
 
 
 def test_a_leader_that_is_reloaded_under_its_own_name_goes_on_without_a_pause():

@@ -1,10 +1,10 @@
-"""The requests of an operator in the client-version row, on both stores."""
+"""The request of an operator in the client-version row, on both stores."""
 
 from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.leases.application.control import BalanceRequest, Pause
+from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import WorkerMetrics
 from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401
@@ -31,18 +31,6 @@ def test_a_pause_replaces_only_what_was_read(started):
     assert table.put_pause(BOB, replacing=before)
     assert not table.put_pause(None, replacing=paused), "another pause than the one that was read"
     assert table.read_control().pause == BOB
-
-
-def test_the_two_requests_do_not_change_each_other(started):
-    table = started.coordinator
-    request = BalanceRequest("1", "ann")
-    assert table.put_pause(ANN, replacing=table.read_control())
-    assert table.put_balance(request, replacing=table.read_control())
-    found = table.read_control()
-    assert (found.pause, found.balance) == (ANN, request)
-    assert table.put_pause(None, replacing=found)
-    assert table.put_balance(None, replacing=found)
-    assert table.read_control().balance is None
 
 
 def test_without_a_client_version_row_nothing_is_stored(tables):

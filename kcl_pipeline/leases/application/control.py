@@ -1,16 +1,16 @@
-"""What an operator wants of a whole application: a pause, or balancing now.
+"""What an operator wants of a whole application: a pause.
 
-The two requests are attributes of the client-version row `Migration3.0` in the coordinator-state
-table. Leaders and workers read this row anyway, so a request needs no further call. Java readers
-keep attributes that they do not know. The presence of an attribute decides; its content is shown
-only. This module does no I/O.
+The request is an attribute of the client-version row `Migration3.0` in the coordinator-state table.
+Leaders and workers read this row anyway, so a request needs no further call. Java readers keep
+attributes that they do not know. The presence of the attribute decides; its content is shown only.
+This module does no I/O.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -20,13 +20,11 @@ from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.text import printable
 
 PAUSE: Final = "kclpPause"
-BALANCE: Final = "kclpBalance"
 MAX_TEXT: Final = 10_000
 """Largest number of characters of an attribute."""
 MAX_WORDS: Final = 500
 """Largest number of characters of a name or a reason."""
 
-_T = TypeVar("_T")
 _Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Millis = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
 
@@ -57,58 +55,29 @@ class Pause:
         return string(msgspec.json.encode(self, order="deterministic").decode())
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceRequest:
-    """The leader balances the leases in its next cycle, and removes the request.
-
-    Attributes:
-        request_id: Distinguishes this request from others.
-        by: Who requested it.
-    """
-
-    request_id: _Words
-    by: _Words = ""
-
-    @property
-    def value(self) -> AttributeValue:
-        """The attribute."""
-        return string(msgspec.json.encode(self, order="deterministic").decode())
-
-
 UNREADABLE: Final = "an unknown operator (the attribute cannot be read)"
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The requests of an operator, as they were read.
+    """The request of an operator, as it was read.
 
     Attributes:
         pause: The pause. None: not paused.
-        balance: The request to balance. None: there is none.
-        pause_value: The attribute of the pause. A conditional write compares it.
-        balance_value: The attribute of the request, likewise.
+        pause_value: Its attribute. A conditional write compares it.
     """
 
     pause: Pause | None = None
-    balance: BalanceRequest | None = None
     pause_value: AttributeValue | None = None
-    balance_value: AttributeValue | None = None
 
 
 NOTHING_WANTED: Final = Control()
 
 
 def control_of(item: Item) -> Control:
-    """Return the requests in a client-version row."""
-    if PAUSE not in item and BALANCE not in item:
-        return NOTHING_WANTED
-    pause, balance = item.get(PAUSE), item.get(BALANCE)
-    return Control(
-        None if pause is None else _read(pause, Pause, Pause(UNREADABLE)),
-        None if balance is None else _read(balance, BalanceRequest, BalanceRequest("", UNREADABLE)),
-        pause,
-        balance,
-    )
+    """Return the request in a client-version row."""
+    value = item.get(PAUSE)
+    return NOTHING_WANTED if value is None else Control(_pause_of(value), value)
 
 
 def words(text: str) -> str:
@@ -116,14 +85,14 @@ def words(text: str) -> str:
     return printable(text, MAX_WORDS)
 
 
-def _read(value: AttributeValue, kind: type[_T], unreadable: _T) -> _T:
+def _pause_of(value: AttributeValue) -> Pause:
     text = value.get("S")
     if not isinstance(text, str) or len(text) > MAX_TEXT:
-        return unreadable
+        return Pause(UNREADABLE)
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=Pause)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return unreadable
+        return Pause(UNREADABLE)
 
 
 def _since(millis: int | None) -> str:

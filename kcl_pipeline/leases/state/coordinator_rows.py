@@ -11,9 +11,7 @@ from typing import Final
 
 from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.leases.application.control import (
-    BALANCE,
     PAUSE,
-    BalanceRequest,
     Control,
     Pause,
     control_of,
@@ -212,7 +210,7 @@ class CoordinatorRows:
         return self._store.check(MIGRATION_KEY, [Equals(rows.APPLICATION, string(record.text))])
 
     def read_control(self) -> Control:
-        """Return the requests of an operator. Strongly consistent."""
+        """Return the request of an operator. Strongly consistent."""
         return control_of(self._store.get(MIGRATION_KEY) or {})
 
     def put_pause(self, pause: Pause | None, *, replacing: Control) -> bool:
@@ -224,11 +222,6 @@ class CoordinatorRows:
         """
         value = None if pause is None else pause.value
         return self._put_attribute(PAUSE, value, replacing.pause_value)
-
-    def put_balance(self, request: BalanceRequest | None, *, replacing: Control) -> bool:
-        """Request balancing, or remove the request with None. As `put_pause`."""
-        value = None if request is None else request.value
-        return self._put_attribute(BALANCE, value, replacing.balance_value)
 
     def proof_of_pause(self, paused: Control) -> ConditionCheck:
         """Return the condition that the pause is the one that was read.
