@@ -1,0 +1,51 @@
+"""The path of a batch: which modules are entered, on which threads, and what carries the batch."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.worker.batches import without
+from kcl_pipeline.worker.sources.buffered import cut
+from tools.path import Recorder, kind_of, result, text
+
+
+def recorded(call, thread):
+    recorder = Recorder()
+    threading.setprofile(recorder.note)
+    try:
+        recorder.is_open = True
+        running = threading.Thread(target=call, name=thread)
+        running.start()
+        running.join()
+    finally:
+        threading.setprofile(None)
+    return result(recorder.modules, recorder.classes())
+
+
+def split_a_batch():
+    part = ShardRange("shard-0", TRIM_HORIZON, Position("1"), 0)
+    return without(Batch("b-1", (part,), pa.table({"data": []})), ["shard-0"])
+
+
+def test_a_value_that_has_the_records_carries_the_batch():
+    found = recorded(split_a_batch, "processing")
+    assert found["threads"]["processing"] == ["position", "worker/batches"]
+    assert found["worker_and_leases_when_processing"] == 1
+    assert "kcl_pipeline.batch.Batch" in found["classes"]
+    assert "kcl_pipeline.position.Position" not in found["classes"]
+
+
+def test_the_threads_of_the_leader_do_not_count():
+    found = recorded(lambda: cut("b-1", [], {}), "leader-sync")
+    assert found["threads"] == {"leader-sync": ["worker/sources/buffered"]}
+    assert found["modules"] == 0
+    assert "0 modules without the leader" in text(found)
+
+
+def test_threads_of_one_kind_are_counted_together():
+    kinds = {kind_of(name) for name in ("fetch-0", "fetch-11", "Thread-7 (run)", "leader-call")}
+    assert kinds == {"fetch", "Thread", "leader-call"}
