@@ -94,7 +94,19 @@ def named(frame: DataFrame) -> DataFrame:
     return frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+# One of each kind of plan; `make test-long` has all of them
+KINDS = [
+    "identity", "one column", "no column", "no row", "maps and structs", "exploded", "decimals",
+    "times", "session windows", "nulls", "broadcast join", "join with itself", "subqueries",
+    "aggregates", "windows", "sorted and limited", "union", "repartitioned", "cached",
+    "local checkpoint", "actions inside", "rows of an RDD", "Python function", "pandas functions",
+    "Arrow function", "table function", "mapInArrow", "limited Python function", "applyInPandas",
+    "cogroup", "script", "variant", "wide text",
+]  # fmt: skip
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in FUNCTIONS if name not in KINDS]
+
+
+@pytest.mark.parametrize("name", [*KINDS, *OTHERS])
 def test_a_function_gives_the_same_rows(spark, tmp_path: Path, name: str) -> None:
     """In files, with and without adaptive execution, as `createDataFrame` and `toArrow`."""
     events: list[Event] = []
