@@ -12,6 +12,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.events import Event, Measurement
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
@@ -35,6 +36,7 @@ class Application:
         self.kinesis = AwsClients(self.pipeline("a").settings, self.options).kinesis
         self.running: dict[str, tuple[threading.Event, threading.Thread]] = {}
         self.sent: list[bytes] = []
+        self.events: list[Event] = []
 
     def pipeline(self, *streams: str) -> KinesisPipeline:
         return KinesisPipeline("application", list(streams), DeltaSink(self.table))
@@ -42,7 +44,7 @@ class Application:
     def start(self, name: str, *streams: str) -> None:
         pipeline = self.pipeline(*streams)
         clients = AwsClients(pipeline.settings, self.options)
-        worker = pipeline.build_worker(name, clients=clients)
+        worker = pipeline.build_worker(name, clients=clients, events=self.events.append)
         stop = threading.Event()
         thread = threading.Thread(target=worker.run, args=(stop,), daemon=True)
         self.running[name] = stop, thread
@@ -68,8 +70,20 @@ class Application:
         return sorted(column.column("data").to_pylist())
 
     def wait_for_all(self, seconds: float) -> None:
-        wait_until(lambda: len(self.rows()) >= len(self.sent), seconds, "all rows")
+        try:
+            wait_until(lambda: len(self.rows()) >= len(self.sent), seconds, "all rows")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
         assert self.rows() == sorted(self.sent)
+
+    def story(self) -> str:
+        """What a test that waits in vain needs to be explained."""
+        dynamodb = AwsClients(self.pipeline("a").settings, self.options).dynamodb
+        tables = dynamodb.list_tables()["TableNames"]
+        items = [item for table in tables for item in dynamodb.scan(TableName=table)["Items"]]
+        told = [event for event in self.events if not isinstance(event, Measurement)]
+        missing = len(self.sent) - len(self.rows())
+        return "\n".join((f"{missing} rows are missing", *map(str, items), *map(str, told[-100:])))
 
 
 @pytest.fixture
