@@ -254,6 +254,57 @@ def test_a_worker_that_is_dead_does_not_count():
     assert world.of(ShardsLeftToOthers) == []
 
 
+def test_rows_that_name_a_worker_that_was_killed_before_the_drain_began_are_drained():
+    """All rows have an owner, and it has renewed them a moment before. Nobody reads its shards."""
+    world = StreamsWorld("a", shards=4)
+    world.start("w-1", "a")
+    world.run(30)
+    del world.workers["w-1"]
+    world.put("a", 20, "a")
+    world.start("d", "a", drain=True)
+    assert {row["leaseOwner"]["S"] for row in world.leases.rows().values()} == {"w-1"}
+    world.run_until(world.drains["d"].done, 120)
+    assert world.has_all()
+    assert world.workers["d"].reason_of_drain() is StopReason.DRAINED
+    assert world.of(ShardsLeftToOthers) == []
+
+
+def test_an_assignment_by_the_leader_proves_nothing_about_the_owner():
+    """A worker that was killed gets a lease: the counter grows, and nobody reads the shard."""
+    world = StreamsWorld("a", shards=1)
+    world.start("w-1", "a")
+    world.run(30)
+    del world.workers["w-1"]
+    world.put("a", 5, "a")
+    settings = {"lease": {"failover_time_millis": 60_000}}
+    world.start("d", "a", drain=True, **settings)
+    world.run(3)
+    assert not world.drains["d"].done()
+    table = world.leases.view()
+    (lease,) = table.list_leases().leases
+    assert table.assign(lease, "w-2") is not None
+    for _ in range(10):
+        world.run(1)
+        assert not world.drains["d"].done()
+    world.run_until(world.drains["d"].done, 300)
+    assert world.has_all()
+
+
+def test_a_drain_ends_although_records_keep_coming():
+    """Each shard was at its tip since the drain began; what came later is not waited for."""
+    world = World(shards=2, buffered=True)
+    world.put(*(b"%d" % number for number in range(20)))
+    first, drain = len(world.sent), world.worker.drain_watch()
+    for _ in range(300):
+        world.put(b"later")
+        world.run(0.1)
+        if drain.done():
+            break
+    else:
+        pytest.fail("the drain waits for what comes later")
+    assert set(world.sent[:first]) <= set(world.data())
+
+
 @pytest.mark.parametrize("is_function", [True, False])
 @pytest.mark.parametrize("buffered", [True, False])
 def test_a_batch_whose_lease_is_lost_and_taken_again_is_waited_for(is_function, buffered):

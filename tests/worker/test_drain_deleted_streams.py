@@ -120,6 +120,26 @@ def test_what_was_read_before_the_deletion_is_no_loss():
     assert summary(world).error is None
 
 
+def test_a_shard_that_was_read_to_its_end_before_the_deletion_is_no_loss():
+    """Its records are in the table. Only SHARD_END could not be written yet."""
+    world, kinesis = draining(SEVERAL, "a")
+    world.run(4)
+
+    def refuse(operation, _key):
+        if operation == "TransactWriteItems":
+            raise UnavailableError("the table does not answer")
+
+    world.leases.hook(refuse, None)
+    shard = "shardId-000000000000"
+    world.model.call("SplitShard", StreamName="b", ShardToSplit=shard, NewStartingHashKey="9")
+    world.run(5)
+    delete(world, kinesis, "b")
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert world.has_all()
+    assert world.of(RecordsLost) == []
+    assert "w" in {event.reporter for event in world.of(StreamUnavailable)}
+
+
 def test_a_deleted_stream_of_which_a_row_is_missing_is_not_waited_for():
     """Nobody can create the row again."""
     world, kinesis = draining(SEVERAL, "a")

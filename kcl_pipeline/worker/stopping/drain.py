@@ -1,9 +1,30 @@
-"""Detect the end of a drain: all records that the streams had at its start are in the table."""
+"""Detect the end of a drain: all records that the streams had at its start are in the table.
+
+Every `LOOK_SECONDS` the lease table is read. A drain is complete when each lease is settled, and
+the leases of every stream cover all hash keys. If a row is missing, the leader creates it. A lease
+is settled in these cases:
+
+- It is at SHARD_END.
+- This worker holds it, and has read it to the tip and committed that since the drain began. What
+  comes later is not waited for. If the shard ends meanwhile, SHARD_END must be written.
+- Another worker owns it and has renewed it since the drain began. A row that only names an owner
+  proves nothing: that worker may have been killed before.
+
+A lease without an owner is not settled, because the leader will assign it. Leases of streams that
+the settings do not name are ignored. One of several streams that does not exist is not waited for
+either, nor is a stream that was created after the start.
+
+Some shards are not waited for, and then the drain fails and says why: a shard that is paused, after
+`ATTEMPTS`; one whose steps or reads fail with an error that does not pass, after `LASTING_SECONDS`;
+one whose row stays unreadable, after `MISSING_LIMIT_SECONDS`; and those of a stream that is proven
+to be deleted.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_pipeline.background import Due
@@ -19,23 +40,30 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
+from kcl_pipeline.events import (
+    AwsTrouble,
+    LossReason,
+    RecordsLost,
+    ShardsLeftToOthers,
+    StreamUnavailable,
+)
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.coverage import find_hole
 from kcl_pipeline.position import Position
-from kcl_pipeline.shards import StreamId
+from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.pauses import ShardPause
-from kcl_pipeline.worker.shards.drained import DrainedStream, by_name
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 from kcl_pipeline.worker.summary import owners_text
 
 LOOK_SECONDS: Final = 1.0
+DESCRIBE_SECONDS: Final = 5.0
+"""Time between two descriptions of a stream that may be deleted."""
 UNREADABLE_LIMIT_SECONDS: Final = 60.0
 """How long the lease table may be unreadable. After that the drain fails with the last error."""
 MISSING_LIMIT_SECONDS: Final = 15.0
@@ -49,7 +77,7 @@ _PASSES: Final = frozenset(
     for error in (
         ThrottledError,
         UnavailableError,
-        NotFoundError,  # `DrainedStream` finds out whether the stream is deleted
+        NotFoundError,  # `_describe` finds out whether the stream is deleted
         StreamReplacedError,
         ExpiredIteratorError,
         ShardSyncError,
@@ -61,31 +89,62 @@ _PASSES: Final = frozenset(
 """Names of errors that pass without a person. All others last, also those that nobody expected."""
 
 
+@dataclass(slots=True)
+class _Stream:
+    """One stream of the start of the drain. Another one that has its name later is not it.
+
+    Attributes:
+        stream: The stream as it was resolved at the start of the worker.
+        describe_at: When it may be described again (monotonic seconds).
+        is_deleted: Whether the stream is proven to be deleted.
+        had_leases: Whether the table had leases of it at a look.
+        unread: Leases that no other worker owns and that this worker has not read, at the last look
+            that saw each of them: the leader deletes those of a stream that was created again.
+        reported: Keys of the leases whose loss was reported.
+        listed: Its shards, if a hole had to be compared with them.
+    """
+
+    stream: StreamId
+    describe_at: float
+    is_deleted: bool = False
+    had_leases: bool = False
+    unread: dict[str, Lease] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
+    listed: tuple[Shard, ...] | None = None
+
+    def leases_of(self, groups: Mapping[str | None, Sequence[Lease]]) -> Sequence[Lease]:
+        """Return the leases of this stream. The groups have the leases by their stream."""
+        stream = self.stream
+        if stream.creation_epoch is not None:
+            return groups.get(stream.serialized, ())
+        # The keys of a single stream are shard ids. The leader marks the leases of a later one.
+        times = (stream.recreated_millis, stream.created_millis)
+        return [
+            lease
+            for lease in groups.get(None, ())
+            if stream.created_millis is None or lease.recreated_millis in times
+        ]
+
+    def has_row(self, lease_key: str) -> bool:
+        """Return whether a row of this key, whose other attributes are unreadable, may be its."""
+        return lease_key.startswith(self.stream.lease_key(""))
+
+    @property
+    def sentence(self) -> str | None:
+        """A sentence that says what was not read. None: nothing is known to be lost."""
+        if not self.is_deleted or (self.had_leases and not self.reported):
+            return None
+        what = f"{len(self.reported)} of its shards were" if self.had_leases else "it was"
+        return f"the stream {self.stream.name} was deleted during the drain; {what} not read"
+
+
 class DrainWatch:
-    """Check whether a drain is complete.
-
-    The lease table is read once a second, and once more when all shards held here are read and
-    committed. A drain is complete when the leases of every stream cover all hash keys and each
-    lease is settled, or the stream is deleted (`DrainedStream`). If a row is missing, the leader
-    creates it. A lease is settled in these cases:
-
-    - It is at SHARD_END.
-    - Or another worker owns and renews it.
-    - Or this worker holds it, has read it to the tip since the drain began, and has committed it.
-
-    Leases of streams that the settings do not name are ignored. One of several streams that does
-    not exist is not waited for either, nor is a stream that was created after the start.
-
-    A lease without an owner is not settled, because the leader will assign it. A shard that is
-    paused because its transform fails counts as settled after `ATTEMPTS`, and one whose steps or
-    reads fail with an error that does not pass after `LASTING_SECONDS`. An unreadable row of the
-    lease table is not waited for after `MISSING_LIMIT_SECONDS`. In all these cases the drain fails,
-    and says why.
+    """Check whether a drain is complete; see the module. A look costs as much as there are leases.
 
     Args:
         dependencies: The dependencies of the worker that drains. The sink of events receives
             `AwsTrouble` for each failed read of the lease table, `RowRejected` for unreadable rows,
-            `ShardsLeftToOthers`, and the events of `DrainedStream`.
+            `ShardsLeftToOthers`, and for a deleted stream `StreamUnavailable` and `RecordsLost`.
         streams: The streams of the settings that exist.
         lifecycle: The consumers of the worker.
         source: Reports which shards are read to their tip.
@@ -106,127 +165,96 @@ class DrainWatch:
         identity: StreamIdentityCheck,
     ) -> None:
         self._dependencies = dependencies
-        self._streams = [DrainedStream(stream, dependencies, identity) for stream in streams]
         self._lifecycle = lifecycle
         self._source = source
         self._paused = paused
+        self._identity = identity
+        self._began = dependencies.clock.monotonic()
+        self._streams = [_Stream(stream, self._began + DESCRIBE_SECONDS) for stream in streams]
         self._rejected = RejectedRows(dependencies.events)
         self._due = Due(dependencies.clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
         self._unreadable_since: float | None = None
-        self._was_through = False
-        self._counters: dict[str, int] = {}
-        self._renewed: set[str] = set()
-        self.elsewhere: dict[str, int] = {}
-        self._emitted: dict[str, int] | None = None
+        self._unreadable: dict[str, tuple[float, str]] = {}
+        self._rows: dict[str, tuple[str | None, str | None, int]] = {}
+        self._renewed: dict[str, str | None] = {}
+        self._read: set[str] = set()
         self._failing_since: dict[str, float] = {}
         self._given_up: dict[str, str] = {}
-        self._unreadable: dict[str, tuple[float, str]] = {}
-        self._read: set[str] = set()
-        """Transaction keys of leases that were read to their tip since the drain began."""
+        self._not_waited_for: set[str] = set()
+        self.elsewhere: dict[str, int] = {}
+        self._emitted: dict[str, int] | None = None
 
     def done(self) -> bool:
         """Return whether the drain is complete; False between two reads of the table.
+
+        The processing thread calls it when no batch is in work.
 
         Raises:
             AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`, or was
                 missing for `MISSING_LIMIT_SECONDS`.
         """
         self._note_read()
-        self._note_errors()
-        was_through, self._was_through = self._was_through, self._is_through()
-        if not self._due.ready() and (was_through or not self._was_through):
-            return False
-        leases = self._read_leases()
-        if leases is None:
+        if not self._due.ready() or (leases := self._read_leases()) is None:
             return False
         self._note_renewals(leases)
-        # A stream is compared with the leases of its name only: there may be thousands of both
-        groups = by_name(leases)
-        of_name = [(stream, groups.get(stream.name_of_leases, ())) for stream in self._streams]
+        self._note_errors()
+        groups: defaultdict[str | None, list[Lease]] = defaultdict(list)
+        for lease in leases:
+            groups[lease.stream].append(lease)
+        of_stream = [(stream, stream.leases_of(groups)) for stream in self._streams]
         # Each stream notes its leases, also if an earlier one is waited for.
-        finished = [self._is_finished(stream, found) for stream, found in of_name]
-        is_done = all(finished)
-        owned = [one for stream, found in of_name for one in found if stream.owns(one)]
-        self._note_elsewhere(owned, is_done=is_done)
-        return is_done
-
-    def _note_elsewhere(self, owned: Iterable[Lease], *, is_done: bool) -> None:
-        """Note what other workers own, and emit it at the start and at the end."""
-        unfinished = [lease for lease in owned if not lease.ended]
-        found = Counter(
-            lease.actual_owner
-            for lease in unfinished
-            if lease.lease_key not in self._lifecycle.consumers
-            and lease.actual_owner not in (None, self._dependencies.worker_id)
-            and lease.lease_key in self._renewed
-        )
-        self.elsewhere = {owner: number for owner, number in found.items() if owner is not None}
-        if self.elsewhere and (
-            self._emitted is None or (is_done and self._emitted != self.elsewhere)
-        ):
-            self._emitted = self.elsewhere
-            number, owners = sum(self.elsewhere.values()), owners_text(self.elsewhere)
-            self._dependencies.events(
-                ShardsLeftToOthers(self._dependencies.worker_id, len(unfinished), number, owners)
-            )
+        finished = [self._is_finished(stream, leases) for stream, leases in of_stream]
+        self._note_elsewhere([lease for _, leases in of_stream for lease in leases], all(finished))
+        return all(finished)
 
     def unread(self) -> str | None:
         """Return a sentence about what was not read, and why; None: everything was read."""
-        found = [stream.sentence for stream in self._streams if stream.sentence is not None]
-        found += [
+        sentences = [stream.sentence for stream in self._streams if stream.sentence is not None]
+        sentences += [
             f"a shard was not read, because the row of lease {key} cannot be read: {reason}"
             for key, (_, reason) in sorted(self._unreadable.items())
         ]
-        given_up = sorted(self._given_up.items())
-        if given_up:
-            key, error = given_up[0]
-            count = counted(len(given_up), "shard was", "shards were")
-            found.append(f"{count} not read to the end: {key}: {error}")
-        return "; ".join(found) or None
+        if self._given_up:
+            key, error = min(self._given_up.items())
+            count = counted(len(self._given_up), "shard was", "shards were")
+            sentences.append(f"{count} not read to the end: {key}: {error}")
+        return "; ".join(sentences) or None
 
-    def _note_errors(self) -> None:
-        """Give shards up whose error does not pass. One that is read again is waited for."""
-        now = self._dependencies.clock.monotonic()
-        errors = {
-            key: error
-            for key, consumer in self._lifecycle.consumers.items()
-            if (error := self._lasting_error(consumer)) is not None
-        }
-        self._failing_since = {key: self._failing_since.get(key, now) for key in errors}
-        self._given_up = {
-            key: error
-            for key, error in errors.items()
-            if now - self._failing_since[key] >= LASTING_SECONDS
-        }
+    # -- what is settled
 
-    def _lasting_error(self, consumer: ShardConsumer) -> str | None:
-        """Return the error of the last step or read, if it does not pass; None: there is none."""
-        if self._is_read(consumer) or consumer.lease_key in self._paused():
-            return None
-        reading = self._source.state_of(consumer.lease_key)
-        step = consumer.error if consumer.failures else None
-        for error in (step, None if reading is None else reading.error):
-            name = (error or "").partition(":")[0]
-            if error is not None and name.isidentifier() and name not in _PASSES:
-                return error
-        return None
-
-    def _is_finished(self, stream: DrainedStream, leases: Sequence[Lease]) -> bool:
-        own = [lease for lease in leases if stream.owns(lease)]
-        unsettled = [lease for lease in own if not self._is_settled(lease)]
+    def _is_finished(self, stream: _Stream, leases: Sequence[Lease]) -> bool:
+        """Return whether nothing of a stream is waited for, and note its leases."""
+        me = self._dependencies.worker_id
+        stream.had_leases = stream.had_leases or bool(leases)
+        unsettled = [lease for lease in leases if not self._is_settled(lease)]
         # Another worker that is known to be the owner reads its lease, or the leader assigns it.
-        here = [
-            one for one in unsettled if one.actual_owner in (None, self._dependencies.worker_id)
-        ]
-        unread = [one for one in here if one.unique_key not in self._read]
-        stream.note(own, [(lease, self._reached(lease)) for lease in unread])
-        has_hole = self._has_hole(stream, own)
-        stream.look(leases, is_in_doubt=has_hole or any(map(self._fails, unsettled)))
+        here = [lease for lease in unsettled if lease.actual_owner in (None, me)]
+        for lease in leases:
+            stream.unread.pop(lease.unique_key, None)
+        unread = [lease for lease in here if lease.unique_key not in self._read]
+        stream.unread |= {lease.unique_key: lease for lease in unread}
+        has_hole = self._has_hole(stream, leases)
+        if not stream.is_deleted and (has_hole or any(map(self._fails, unsettled))):
+            self._describe(stream)
         if stream.is_deleted:
+            self._report_lost(stream)
             return len(here) == len(unsettled)
         return not unsettled and not has_hole
 
-    def _has_hole(self, stream: DrainedStream, leases: Iterable[Lease]) -> bool:
+    def _is_settled(self, lease: Lease) -> bool:
+        if lease.ended:
+            return True
+        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        if consumer is None:
+            owner = lease.actual_owner
+            is_elsewhere = owner not in (None, self._dependencies.worker_id)
+            return is_elsewhere and self._renewed.get(lease.lease_key) == owner
+        # The children of a shard that ends have no rows before it is at SHARD_END.
+        is_ending = consumer.state is ConsumerState.ENDING
+        is_read = lease.unique_key in self._read and not is_ending
+        return is_read or lease.lease_key in self._not_waited_for
+
+    def _has_hole(self, stream: _Stream, leases: Iterable[Lease]) -> bool:
         """Return whether a row is missing: not created yet, deleted, or not seen by a scan.
 
         A row that stays unreadable is not missing. Rows that Java 2.x wrote may have no hash range
@@ -242,24 +270,46 @@ class DrainWatch:
             for key, (since, _) in self._unreadable.items()
             if stream.has_row(key) and now - since >= MISSING_LIMIT_SECONDS
         }
-        return not lasting or find_hole([*ranges, *stream.ranges_of(lasting)]) is not None
+        ranges += [
+            shard.hash_key_range
+            for shard in (self._listed(stream) if lasting else ())
+            if stream.stream.lease_key(shard.shard_id) in lasting
+        ]
+        return find_hole(ranges) is not None
 
-    def _fails(self, lease: Lease) -> bool:
-        """Return whether the last step of a shard that is held here has failed."""
-        consumer = self._lifecycle.consumers.get(lease.lease_key)
-        if consumer is None:
-            return False
-        reading = self._source.state_of(lease.lease_key)
-        return consumer.error is not None or (reading is not None and reading.error is not None)
+    def _listed(self, stream: _Stream) -> Collection[Shard]:
+        """Return the shards of a stream. They are read once; none, if they cannot be read now."""
+        if stream.listed is None:
+            try:
+                stream.listed = tuple(self._dependencies.kinesis.list_shards(stream.stream))
+            except AwsError as error:
+                what = f"ListShards of {stream.stream.name} for the drain"
+                self._dependencies.events(AwsTrouble(what, str(error)))
+        return stream.listed or ()
 
-    def _reached(self, lease: Lease) -> Position | None:
-        """Return the last position that is known to be in the table (inclusive)."""
-        consumer = self._lifecycle.consumers.get(lease.lease_key)
-        committed = None if consumer is None else consumer.committed
-        position = committed or lease.checkpoint
-        return None if position.is_sentinel else position
+    # -- what is noted between two looks, and at a look
 
-    def _read_leases(self) -> tuple[Lease, ...] | None:
+    def _note_read(self) -> None:
+        """Note the shards that are read to the tip and committed. One that is read stays so."""
+        for consumer in self._lifecycle.consumers.values():
+            if (key := consumer.held.lease.unique_key) in self._read:
+                continue
+            # An end that was read to is no loss if the stream is deleted now.
+            ends = consumer.state is ConsumerState.ENDING and not consumer.shard_gone
+            if ends or self._is_at_tip(consumer):
+                self._read.add(key)
+
+    def _is_at_tip(self, consumer: ShardConsumer) -> bool:
+        reading = self._source.state_of(consumer.lease_key)
+        return (
+            consumer.state is ConsumerState.READING
+            and reading is not None
+            and reading.caught_up
+            and reading.read_at is not None
+            and reading.read_at >= self._began
+        )
+
+    def _read_leases(self) -> Sequence[Lease] | None:
         """Return all leases; None when the table cannot be read now."""
         now = self._dependencies.clock.monotonic()
         try:
@@ -282,65 +332,128 @@ class DrainWatch:
         }
         return listing.leases
 
-    def _note_renewals(self, leases: tuple[Lease, ...]) -> None:
+    def _note_renewals(self, leases: Iterable[Lease]) -> None:
+        """Note who has renewed each lease since the first look.
+
+        An assignment raises the counter, too, and changes the owner. The leader writes it, so that
+        it proves nothing about the owner.
+        """
         for lease in leases:
-            known = self._counters.get(lease.lease_key)
-            if known is not None and lease.counter != known:
-                self._renewed.add(lease.lease_key)
-            self._counters[lease.lease_key] = lease.counter
+            row = (lease.owner, lease.checkpoint_owner, lease.counter)
+            before = self._rows.get(lease.lease_key)
+            if before is not None and before[:2] == row[:2] and before[2] != row[2]:
+                self._renewed[lease.lease_key] = lease.actual_owner
+            self._rows[lease.lease_key] = row
 
-    def _note_read(self) -> None:
-        self._read.update(
-            consumer.held.lease.unique_key
-            for consumer in self._lifecycle.consumers.values()
-            if self._is_read(consumer)
-            or (consumer.state is ConsumerState.ENDING and not consumer.shard_gone)
+    def _note_errors(self) -> None:
+        """Give shards up that stay paused, or whose error does not pass, with their descendants."""
+        now, paused = self._dependencies.clock.monotonic(), self._paused()
+        consumers = self._lifecycle.consumers
+        errors = {
+            key: error
+            for key, consumer in consumers.items()
+            if key not in paused and (error := self._lasting_error(consumer)) is not None
+        }
+        self._failing_since = {key: self._failing_since.get(key, now) for key in errors}
+        self._given_up = {
+            key: error
+            for key, error in errors.items()
+            if now - self._failing_since[key] >= LASTING_SECONDS
+        }
+        given_up = {key for key, pause in paused.items() if pause.attempts >= ATTEMPTS}
+        self._not_waited_for = given_up | self._given_up.keys()
+        waiting = list(self._not_waited_for)
+        children: defaultdict[str, list[str]] = defaultdict(list)
+        for consumer in consumers.values() if waiting else ():
+            lease = consumer.held.lease
+            for parent in lease.parent_shard_ids:
+                children[lease.key_of_sibling(parent)].append(lease.lease_key)
+        # Each descendant is looked at once: after many reshards there are very many ways to it.
+        while waiting:
+            for child in children[waiting.pop()]:
+                if child not in self._not_waited_for:
+                    self._not_waited_for.add(child)
+                    waiting.append(child)
+
+    def _lasting_error(self, consumer: ShardConsumer) -> str | None:
+        """Return the error of the last step or read, if it does not pass; None: there is none."""
+        if consumer.held.lease.unique_key in self._read:
+            return None
+        reading = self._source.state_of(consumer.lease_key)
+        step = consumer.error if consumer.failures else None
+        for error in (step, None if reading is None else reading.error):
+            name = (error or "").partition(":")[0]
+            if error is not None and name.isidentifier() and name not in _PASSES:
+                return error
+        return None
+
+    def _note_elsewhere(self, leases: Iterable[Lease], is_done: bool) -> None:
+        """Note what other workers hold, and emit it at the start and at the end."""
+        unfinished = [lease for lease in leases if not lease.ended]
+        owners = Counter(
+            owner
+            for lease in unfinished
+            if lease.lease_key not in self._lifecycle.consumers
+            and (owner := lease.actual_owner) not in (None, self._dependencies.worker_id)
+            and self._renewed.get(lease.lease_key) == owner
         )
+        self.elsewhere = {owner: number for owner, number in owners.items() if owner is not None}
+        if self.elsewhere and (
+            self._emitted is None or (is_done and self._emitted != self.elsewhere)
+        ):
+            self._emitted = self.elsewhere
+            number, text = sum(self.elsewhere.values()), owners_text(self.elsewhere)
+            self._dependencies.events(
+                ShardsLeftToOthers(self._dependencies.worker_id, len(unfinished), number, text)
+            )
 
-    def _is_settled(self, lease: Lease) -> bool:
-        if lease.ended:
-            return True
+    # -- a stream that is deleted meanwhile
+
+    def _fails(self, lease: Lease) -> bool:
+        """Return whether the last step or read of a shard that is held here has failed."""
         consumer = self._lifecycle.consumers.get(lease.lease_key)
         if consumer is None:
-            return (
-                lease.actual_owner not in (None, self._dependencies.worker_id)
-                and lease.lease_key in self._renewed
+            return False
+        reading = self._source.state_of(lease.lease_key)
+        return consumer.error is not None or (reading is not None and reading.error is not None)
+
+    def _describe(self, stream: _Stream) -> None:
+        """Find out whether a stream is deleted. A description that fails otherwise is no proof."""
+        now = self._dependencies.clock.monotonic()
+        if now < stream.describe_at:
+            return
+        stream.describe_at = now + DESCRIBE_SECONDS
+        try:
+            self._identity.confirm(stream.stream, now)
+        except (NotFoundError, StreamReplacedError) as error:
+            stream.is_deleted = True
+            name = stream.stream.arn or stream.stream.name
+            self._dependencies.events(
+                StreamUnavailable(self._dependencies.worker_id, name, str(error))
             )
-        return self._is_read(consumer) or self._is_given_up(lease)
+        except AwsError as error:
+            self._dependencies.events(
+                AwsTrouble(f"look for {stream.stream.name} in the drain", str(error))
+            )
 
-    def _is_given_up(self, lease: Lease) -> bool:
-        """Return whether the shard or an ancestor stays paused or fails for good.
+    def _report_lost(self, stream: _Stream) -> None:
+        """Report the shards of a deleted stream that were not read, each once."""
+        for key in sorted(stream.unread.keys() - stream.reported):
+            lease = stream.unread[key]
+            stream.reported.add(key)
+            self._dependencies.events(
+                RecordsLost(
+                    self._dependencies.worker_id,
+                    lease.lease_key,
+                    LossReason.STREAM_DELETED,
+                    self._reached(lease),
+                    stream=stream.stream.name,
+                )
+            )
 
-        Then the drain ends as failed. Each ancestor is looked at once: after many splits and merges
-        there are few of them, and very many ways to them.
-        """
-        given_up = {key for key, one in self._paused().items() if one.attempts >= ATTEMPTS}
-        given_up |= self._given_up.keys()
-        if not given_up:
-            return False
-        waiting, seen = [lease], {lease.lease_key}
-        while waiting:
-            current = waiting.pop()
-            if current.lease_key in given_up:
-                return True
-            for parent in current.parent_shard_ids:
-                consumer = self._lifecycle.consumers.get(current.key_of_sibling(parent))
-                if consumer is not None and consumer.lease_key not in seen:
-                    seen.add(consumer.lease_key)
-                    waiting.append(consumer.held.lease)
-        return False
-
-    def _is_through(self) -> bool:
-        consumers = [
-            c for c in self._lifecycle.consumers.values() if c.state is not ConsumerState.ENDED
-        ]
-        return bool(consumers) and all(
-            self._is_read(consumer) or self._is_given_up(consumer.held.lease)
-            for consumer in consumers
-        )
-
-    def _is_read(self, consumer: ShardConsumer) -> bool:
-        if consumer.state is not ConsumerState.READING:
-            return False
-        reading = self._source.state_of(consumer.lease_key)
-        return reading is not None and reading.caught_up
+    def _reached(self, lease: Lease) -> Position | None:
+        """Return the last position that is known to be in the table (inclusive)."""
+        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        committed = None if consumer is None else consumer.committed
+        position = committed or lease.checkpoint
+        return None if position.is_sentinel else position
