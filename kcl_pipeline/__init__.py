@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.client import RECORD_SCHEMA
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
     from kcl_pipeline.local.shared import use_local_aws
+    from kcl_pipeline.orchestration.assets.contract import DagsterOptions
     from kcl_pipeline.orchestration.component import KinesisPipelineComponent
     from kcl_pipeline.orchestration.resources import (
         AwsResource,
@@ -174,6 +175,7 @@ __all__ = [
     "CpuSourceSkipped",
     "CycleFailed",
     "CycleFinished",
+    "DagsterOptions",
     "DeadLettersUnreadable",
     "DefectFound",
     "DeltaSink",
@@ -288,6 +290,7 @@ _NAMES: Final = {
     "status.limits": "CheckLimits",
     "aws": "AwsClients SessionOptions",
     "batch": "ShardRange",
+    "orchestration.assets.contract": "DagsterOptions",
     "orchestration.component": "KinesisPipelineComponent",
     "config": "ConsumerSettings",
     "delta.settings": "DeltaSink",

@@ -1,6 +1,6 @@
 """Report wrong fields of a model that users construct, in one sentence."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,13 +13,18 @@ class CheckedFields(BaseModel):
     Dagster's own resources ignore an unknown name, so that a misspelt `endpoint_url` would send the
     calls to the real AWS. The errors of pydantic show the value of a secret.
 
+    Attributes:
+        named: A field in messages, such as `an option`. Empty: `a field of` and the class.
+
     Raises:
         SettingsError: A name is unknown, or a value is wrong.
     """
 
+    named: ClassVar[str] = ""
+
     def __init__(self, **given: Any) -> None:
         cls = type(self)
-        check_names(given, list(cls.model_fields), f"a field of {cls.__name__}")
+        check_names(given, list(cls.model_fields), cls.named or f"a field of {cls.__name__}")
         try:
             super().__init__(**given)
         except ValidationError as error:

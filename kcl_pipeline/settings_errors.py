@@ -49,7 +49,7 @@ _UNITS: Final = (
     ("_millis", "a time in milliseconds"),
     ("_seconds", "a time in seconds"),
     ("_bytes", "a number of bytes"),
-    ("_percentage", "a percentage"),
+    ("_percent", "a percentage"),
     ("_kbps", "a rate in KiB per second"),
     ("_records", "a number of records"),
     ("_threads", "a number of threads"),

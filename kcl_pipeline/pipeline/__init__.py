@@ -20,9 +20,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from kcl_pipeline.arguments import check_text, checked_arguments, checked_options, function_name
+from kcl_pipeline.arguments import check_text, checked_arguments, function_name
 from kcl_pipeline.aws import (
     AwsClients,
     open_fan_out,
@@ -44,6 +44,7 @@ from kcl_pipeline.pipeline.arguments import (
     Fleet,
     check_arguments,
     checked_settings,
+    output_path,
     select_function,
 )
 from kcl_pipeline.pipeline.output import (
@@ -64,9 +65,25 @@ if TYPE_CHECKING:
     from dagster import AssetKey, Definitions
     from pyspark.sql import DataFrame
 
-    from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
-    from kcl_pipeline.status.limits import CheckLimits
+    from kcl_pipeline.orchestration.assets.contract import DagsterOptions
     from kcl_pipeline.worker.worker import Worker
+
+    _Options = ParamSpec("_Options")
+
+    def _like(
+        _: Callable[_Options, DagsterOptions],
+    ) -> Callable[
+        [Callable[..., Definitions]],
+        Callable[Concatenate[KinesisPipeline, _Options], Definitions],
+    ]: ...
+
+    # Type checkers and editors see the fields of DagsterOptions as keyword arguments.
+    _with_options = _like(DagsterOptions)
+else:
+
+    def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
 
 __all__ = ["Fleet", "KinesisPipeline", "SessionFactory", "sink_address"]
 
@@ -108,6 +125,11 @@ class KinesisPipeline:
     """Spark properties. They override those that this package sets."""
     processor: Callable[[], object] | None = None
     """The class of a `RecordProcessor`, in place of a sink (at least once)."""
+    output_asset_key: AssetKey | Sequence[str] | str | None = None
+    """Asset key of the output in Dagster, such as `["lake", "orders"]` or `"lake/orders"`.
+
+    None: the pipeline's name and the folder of the table.
+    """
 
     def __post_init__(self) -> None:
         if self.processor is not None:
@@ -121,6 +143,7 @@ class KinesisPipeline:
             self.workers,
             self.spark_config,
         )
+        output_path(self.output_asset_key)
         _ = self.settings
 
     def _processor_sink(self, processor: Callable[[], object]) -> ProcessorSink:
@@ -135,7 +158,8 @@ class KinesisPipeline:
             f"sink={self.sink!r}, transform={function_name(self.transform)}, "
             f"transform_arrow={function_name(self.transform_arrow)}, workers={self.workers!r}, "
             f"settings_overrides={dict(self.settings_overrides)!r}, "
-            f"spark_config={names_only(self.spark_config)!r})"
+            f"spark_config={names_only(self.spark_config)!r}, "
+            f"output_asset_key={self.output_asset_key!r})"
         )
 
     def _streams_text(self) -> str:
@@ -148,69 +172,31 @@ class KinesisPipeline:
         """All settings, validated."""
         return checked_settings(self.name, self.streams, self.settings_overrides)
 
-    @checked_options("an option")
-    def definitions(
-        self,
-        *,
-        aws: AwsResource | None = None,
-        spark: SparkSource | None = None,
-        leader_default_running: bool = False,
-        progress_seconds: float = 60.0,
-        group_name: str | None = None,
-        output_asset_key: AssetKey | Sequence[str] | str | None = None,
-        owners: Sequence[str] = (),
-        tags: Mapping[str, str] | None = None,
-        lag_threshold_seconds: float = 60.0,
-        scale_up_lag_seconds: float | None = 120.0,
-        scale_up_cpu_percent: float | None = None,
-        check_limits: CheckLimits | None = None,
-    ) -> Definitions:
+    @property
+    def output_key(self) -> AssetKey:
+        """Asset key of the output, for `deps=[orders.output_key]` of assets that read it."""
+        # Dagster is loaded only where it is used
+        from kcl_pipeline.orchestration.assets.names import output_key  # noqa: PLC0415
+
+        return output_key(self)
+
+    @_with_options
+    def definitions(self, **options: Any) -> Definitions:
         """Build the Dagster definitions: assets, checks, jobs, leader sensor and resources.
 
         Combine the result with other definitions by `Definitions.merge`.
 
         Args:
-            aws: Region, endpoint and credentials. None: the standard environment.
-            spark: A `SparkResource`, or a `PySparkResource` or `LazyPySparkResource` of
-                dagster-pyspark. None: a `SparkResource` with `spark_config`.
-            leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
-                loads the code. Otherwise a user starts it in the Dagster UI.
-            progress_seconds: Time between two reports of the output, at least 9 seconds. Each is
-                one event, about 9 kB of Dagster's event log.
-            group_name: Group of the assets. None: the pipeline's name.
-            output_asset_key: Asset key of the output, such as `["lake", "orders"]` or
-                `"lake/orders"`. None: the pipeline's name and the folder of the table.
-            owners: E-mail addresses or `team:...`.
-            tags: Tags of the assets.
-            lag_threshold_seconds: The lag check fails above this lag.
-            scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
-                `workers.min` workers.
-            scale_up_cpu_percent: The sensor starts more workers above this mean CPU of the workers.
-                None: 80, or no limit with Dagster's default launcher, whose runs share one machine.
-                100: no limit.
-            check_limits: When the other checks fail. None: the defaults of `CheckLimits`.
+            options: The fields of `DagsterOptions`, by name.
 
         Raises:
-            SettingsError: An argument is wrong.
+            SettingsError: An option is wrong.
         """
         # Dagster is loaded only where it is used
+        from kcl_pipeline.orchestration.assets.contract import DagsterOptions  # noqa: PLC0415
         from kcl_pipeline.orchestration.definitions import build_definitions  # noqa: PLC0415
 
-        return build_definitions(
-            self,
-            aws=aws,
-            spark=spark,
-            leader_default_running=leader_default_running,
-            progress_seconds=progress_seconds,
-            group_name=group_name,
-            output_asset_key=output_asset_key,
-            owners=owners,
-            tags=tags,
-            lag_threshold_seconds=lag_threshold_seconds,
-            scale_up_lag_seconds=scale_up_lag_seconds,
-            scale_up_cpu_percent=scale_up_cpu_percent,
-            check_limits=check_limits,
-        )
+        return build_definitions(self, DagsterOptions(**options))
 
     def ensure_tables(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from kcl_pipeline.arguments import (
     check_number,
     check_options,
     check_text,
+    check_texts,
     checked_arguments,
 )
 from kcl_pipeline.aws import AwsClients
@@ -41,6 +42,7 @@ _OWN_TAG: Final = re.compile(
     r"|dagster/(max_retries|max_runtime|max_runtime_seconds|run_key|sensor_name)"
 )
 """Tags of runs that this package or Dagster sets, or that would override one of them."""
+_INVALID_IN_KEY: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _TAG: Final = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
 _SINKS: Final = (
     "DeltaSink('s3://lake/orders'), a ForeachArrowSink or a ForeachBatchSink; or "
@@ -103,6 +105,29 @@ def check_run_tags(tags: object) -> None:
                 f"{name} is not the key of a tag. Write 1 to 63 of the characters A-Z a-z 0-9 _ . "
                 "-, and before it a namespace and a slash if you want one, such as 'shop/team'."
             )
+
+
+def output_path(given: object) -> list[str] | None:
+    """Return the parts of the asset key that a user gave for the output. None: there is none.
+
+    Raises:
+        SettingsError: It is not a key, or Dagster does not allow its characters.
+    """
+    if given is None:
+        return None
+    parts: Any = getattr(given, "path", given)  # an AssetKey; Dagster is not loaded here
+    if isinstance(parts, str):
+        parts = parts.split("/")
+    advice = "Write ['lake', 'orders'], 'lake/orders' or an AssetKey"
+    check_texts("output_asset_key", parts, advice)
+    if not parts or any(_INVALID_IN_KEY.search(part) for part in parts):
+        raise wrong(
+            "output_asset_key",
+            "/".join(parts),
+            "is not an asset key of the characters A-Z a-z 0-9 _ . -",
+            advice,
+        )
+    return [*parts]
 
 
 def check_arguments(

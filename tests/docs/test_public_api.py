@@ -14,7 +14,6 @@ import pytest
 import kcl_pipeline
 from kcl_pipeline import errors, events
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.pipeline import KinesisPipeline
 
 ROOT = Path(__file__).parents[2]
@@ -82,18 +81,7 @@ def test_documents_and_examples_import_only_public_modules(page: str) -> None:
     assert set(DEEP.findall(text)) - PUBLIC == set()
 
 
-def test_definitions_has_the_typed_arguments_of_build_definitions() -> None:
-    ours = inspect.signature(KinesisPipeline.definitions).parameters
-    theirs = inspect.signature(build_definitions).parameters
-    assert list(ours)[1:] == list(theirs)[1:]
-    assert [p.default for p in list(ours.values())[1:]] == [
-        p.default for p in list(theirs.values())[1:]
-    ]
-    kinds = {p.kind for p in list(ours.values())[1:]}
-    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
-
-
 def test_a_misspelt_option_is_still_suggested() -> None:
     pipeline = KinesisPipeline("orders", ["orders"], kcl_pipeline.DeltaSink("/nowhere/orders"))
-    with pytest.raises(SettingsError, match="Did you mean output_asset_key"):
-        pipeline.definitions(output_asset_ky="x")  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match="Did you mean group_name"):
+        pipeline.definitions(group_nme="x")  # type: ignore[call-arg]

@@ -13,6 +13,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
 from kcl_pipeline.orchestration.assets import checks as checks_module
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import Names, python_name, worker_id_of
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.resources import (
@@ -71,9 +72,10 @@ def test_lineage_from_stream_to_output_with_the_fleet_beside_it():
 
 def test_what_is_shown_about_the_output():
     pipeline = FakePipeline(transform=lambda records: records)
-    defs = build_definitions(
-        pipeline, owners=("team:streaming",), tags={"domain": "orders"}, group_name="shop"
+    options = DagsterOptions(
+        owners=("team:streaming",), tags={"domain": "orders"}, group_name="shop"
     )
+    defs = build_definitions(pipeline, options)
     spec = defs.resolve_asset_graph().get(Names.of(pipeline).output)
     assert (spec.group_name, list(spec.owners), spec.tags["domain"]) == (
         "shop",
@@ -127,7 +129,9 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
             self.beat("w-1")
             return super().scan_workers()
 
-    defs = build_definitions(pipeline, check_limits=CheckLimits(leader_absent_seconds=0.5))
+    defs = build_definitions(
+        pipeline, DagsterOptions(check_limits=CheckLimits(leader_absent_seconds=0.5))
+    )
     bound = dg.Definitions(
         assets=defs.assets,
         asset_checks=defs.asset_checks,
@@ -191,7 +195,7 @@ def test_any_folder_gives_an_asset_key_that_dagster_accepts(uri, name):
     "given", ["lake/orders_v2", ["lake", "orders_v2"], dg.AssetKey(["lake", "orders_v2"])]
 )
 def test_the_asset_key_of_the_output_can_be_set(given):
-    defs = build_definitions(FakePipeline(), output_asset_key=given)
+    defs = build_definitions(FakePipeline(output_asset_key=given))
     dg.Definitions.validate_loadable(defs)
     graph = defs.resolve_asset_graph()
     assert set(graph.materializable_asset_keys) == {dg.AssetKey(["lake", "orders_v2"])}
@@ -202,7 +206,7 @@ def test_the_asset_key_of_the_output_can_be_set(given):
 @pytest.mark.parametrize("given", ["", [], 7, ["lake", "my orders"], "lake//orders", ["a", 1]])
 def test_a_wrong_asset_key_is_refused(given):
     with pytest.raises(SettingsError, match=r"output_asset_key.*Write"):
-        build_definitions(FakePipeline(), output_asset_key=given)
+        build_definitions(FakePipeline(output_asset_key=given))
 
 
 def test_names_of_streams_and_workers():

@@ -7,6 +7,7 @@ import pytest
 
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.local.server import EmbeddedAws
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.resources import AwsResource
@@ -51,7 +52,12 @@ def running(tmp_path_factory):
                     for n in range(first, first + 500)
                 ],
             )
-        yield instance, pipeline, build_definitions(pipeline, aws=resource), resource
+        yield (
+            instance,
+            pipeline,
+            build_definitions(pipeline, DagsterOptions(aws=resource)),
+            resource,
+        )
 
 
 def tick(running, cursor=None):

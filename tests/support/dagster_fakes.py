@@ -138,6 +138,8 @@ class FakePipeline:
     workers: FakeFleet = field(default_factory=FakeFleet)
     sink: Any = field(default_factory=FakeSink)
     transform: Any = None
+    transform_arrow: Any = None
+    output_asset_key: Any = None
     script: Callable[..., WorkerSummary] = drained
     cycle: FakeCycle = field(default_factory=lambda: FakeCycle([CycleReport(led=False)]))
     overrides: dict[str, Any] = field(default_factory=dict)

@@ -8,6 +8,7 @@ import dagster as dg
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
+from kcl_pipeline.settings_errors import wrong
 
 Context = (
     dg.AssetCheckExecutionContext
@@ -31,7 +32,7 @@ class PipelineResources:
     @property
     def aws(self) -> AwsResource:
         """The AWS session."""
-        return cast("AwsResource", self._find(self.names.aws))
+        return aws_of(self.context.resources, self.names.aws)
 
     @property
     def spark(self) -> SparkSource:
@@ -55,3 +56,16 @@ class PipelineResources:
 
     def _find(self, key: str) -> Any:
         return getattr(self.context.resources, key)
+
+
+def aws_of(resources: object, key: str) -> AwsResource:
+    """Return the AWS session at a key of the resources.
+
+    Raises:
+        SettingsError: The resource is another one.
+    """
+    found = getattr(resources, key)
+    if not hasattr(found, "clients"):
+        problem = f"is the key of a {type(found).__name__}, not of an AwsResource"
+        raise wrong("aws", key, problem, "Write the key of an AwsResource, or AwsResource(...)")
+    return cast("AwsResource", found)

@@ -4,16 +4,15 @@ These are asset keys, job and sensor names, resource keys, run tags and worker i
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dagster import AssetKey
 
-from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.orchestration.assets.contract import PipelineLike
-from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.pipeline.arguments import output_path
 from kcl_pipeline.status.streams import account_of, stream_name
 
 APPLICATION_TAG = "kcl/application"
@@ -82,27 +81,17 @@ def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
     return f"{application.replace(separator, '_')}{separator}{run_id[:8]}"
 
 
-def output_key(given: AssetKey | Sequence[str] | str | None) -> AssetKey | None:
-    """The asset key that a user gave for the output.
+def output_key(pipeline: PipelineLike) -> AssetKey:
+    """The asset key of the output.
 
-    Raises:
-        SettingsError: It is not a key, or Dagster does not allow its characters.
+    Without a given one: the application and the last part of the table's address, with underscores
+    for characters that Dagster does not allow.
     """
-    if given is None:
-        return None
-    parts = given.path if isinstance(given, AssetKey) else given
-    if isinstance(parts, str):
-        parts = parts.split("/")
-    advice = "Write ['lake', 'orders'], 'lake/orders' or an AssetKey"
-    check_texts("output_asset_key", parts, advice)
-    if not parts or any(_INVALID_IN_KEY.search(part) for part in parts):
-        raise wrong(
-            "output_asset_key",
-            "/".join(parts),
-            "is not an asset key of the characters A-Z a-z 0-9 _ . -",
-            advice,
-        )
-    return AssetKey(list(parts))
+    given = output_path(pipeline.output_asset_key)
+    if given is not None:
+        return AssetKey(given)
+    folder = (table_uri(pipeline.sink) or "output").rstrip("/").rsplit("/", 1)[-1]
+    return AssetKey([pipeline.name, _INVALID_IN_KEY.sub("_", folder) or "output"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +140,9 @@ class Names:
     coordinator_resource: str
 
     @classmethod
-    def of(cls, pipeline: PipelineLike, output: AssetKey | None = None) -> "Names":
-        """Derive the names.
-
-        Args:
-            pipeline: The pipeline.
-            output: Asset key of the output. None: the application and the last part of the
-                table's address, with underscores for characters that Dagster does not allow.
-        """
+    def of(cls, pipeline: PipelineLike) -> "Names":
+        """Derive the names of a pipeline."""
         name, prefix, settings = pipeline.name, python_name(pipeline.name), pipeline.settings
-        if output is None:
-            uri = table_uri(pipeline.sink) or "output"
-            folder = uri.rstrip("/").rsplit("/", 1)[-1]
-            output = AssetKey([name, _INVALID_IN_KEY.sub("_", folder) or "output"])
         return cls(
             application=name,
             prefix=prefix,
@@ -172,7 +151,7 @@ class Names:
             selects_streams=settings.selects_streams,
             selected_streams=AssetKey([name, "streams"]),
             stream_partitions=f"{prefix}_streams",
-            output=output,
+            output=output_key(pipeline),
             fleet=AssetKey([name, "fleet"]),
             consume_job=f"{prefix}_consume",
             operate_job=f"{prefix}_operate",
@@ -182,6 +161,15 @@ class Names:
             leases_resource=f"{prefix}_lease_table",
             workers_resource=f"{prefix}_worker_metrics_table",
             coordinator_resource=f"{prefix}_coordinator_state_table",
+        )
+
+    def with_resources(self, options: DagsterOptions) -> "Names":
+        """Return the names with the keys of those resources that the user has already."""
+        aws, spark = options.aws, options.spark
+        return replace(
+            self,
+            aws=aws if isinstance(aws, str) else self.aws,
+            spark=spark if isinstance(spark, str) else self.spark,
         )
 
     def check_keys(self, *, is_derived: bool) -> None:

@@ -1,15 +1,154 @@
-"""Define the external assets: the streams and the fleet.
+"""Specify the assets: the output, and as external assets the streams and the fleet.
 
-Dagster does not compute them. The leader sensor reports their state.
+Dagster does not compute the external ones. The leader sensor reports their state.
 """
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import dagster as dg
 
+from kcl_pipeline.batch import dead_letter_address
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import Names, stream_keys
+from kcl_pipeline.orchestration.assets.names import Names, stream_keys, table_uri
+from kcl_pipeline.orchestration.assets.table import (
+    COLUMNS,
+    NAME,
+    column_lineage,
+    record_columns,
+    table_name,
+)
+from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.status.streams import stream_name
 
-STREAM_GROUP = "kinesis"
+STREAM_GROUP: Final = "kinesis"
+
+
+def changed_spec(
+    spec: dg.AssetSpec,
+    options: DagsterOptions,
+    get_asset_spec: Callable[[dg.AssetSpec], dg.AssetSpec],
+    *,
+    is_output: bool,
+) -> dg.AssetSpec:
+    """Apply the user's changes: `asset_attributes`, then the method of the component.
+
+    Raises:
+        SettingsError: A function changed the key, or returned something else.
+    """
+    given = options.asset_attributes
+    changed: object = spec
+    if callable(given):
+        changed = given(spec)
+    elif given and is_output:
+        merged = {name: given[name] for name in ("metadata", "tags") if name in given}
+        replaced = {name: value for name, value in given.items() if name not in merged}
+        changed = spec.merge_attributes(**merged).replace_attributes(**replaced)
+    if isinstance(changed, dg.AssetSpec):
+        changed = get_asset_spec(changed)
+    if not isinstance(changed, dg.AssetSpec):
+        raise SettingsError(
+            f"asset_attributes returned {type(changed).__name__} for the asset "
+            f"{spec.key.to_user_string()}. Return an AssetSpec, such as "
+            "spec.replace_attributes(kinds={'delta'})."
+        )
+    if changed.key != spec.key:
+        raise SettingsError(
+            f"asset_attributes gives the asset {spec.key.to_user_string()} the key "
+            f"{changed.key.to_user_string()}. Keep the key; write the one of the output into "
+            "output_asset_key of the pipeline."
+        )
+    return changed
+
+
+def output_spec(
+    pipeline: PipelineLike, names: Names, options: DagsterOptions, version: str
+) -> dg.AssetSpec:
+    """The asset of the output."""
+    uri, letters = table_uri(pipeline.sink), dead_letter_address(pipeline.sink)
+    metadata: dict[str, Any] = dict(column_lineage(pipeline, names))
+    if uri:
+        metadata |= {"dagster/uri": uri, NAME: table_name(uri)}
+    if letters is not None:
+        metadata["dead_letters"] = dg.MetadataValue.path(letters)
+    with warnings.catch_warnings():
+        # Dagster calls its classes for code references beta
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        references: list[Any] = [*_code_references(pipeline)]
+        if references:
+            metadata["dagster/code_references"] = dg.CodeReferencesMetadataValue(
+                code_references=references
+            )
+    return dg.AssetSpec(
+        names.output,
+        deps=[names.selected_streams] if names.selects_streams else list(names.streams_keys),
+        group_name=group_of(names, options),
+        kinds=_kinds(pipeline),
+        owners=list(options.owners),
+        tags=dict(options.tags),
+        metadata=metadata,
+        code_version=version,
+        # A run without records materializes nothing
+        skippable=True,
+        description=(
+            f"Output of `{names.application}`, which reads "
+            f"{', '.join(f'`{s}`' for s in names.streams)}. A materialization runs one worker "
+            "that reads up to the current end of every shard, commits, and stops. "
+            f"The sensor `{names.leader_sensor}` keeps continuous workers running, as runs of "
+            f"`{names.consume_job}`. {_guarantee(pipeline)}, with any number of workers. "
+            "The values below are those of the last period in which data was committed, with its "
+            "time. While nothing arrives, the plots go on, and the check `lag_below_threshold` "
+            "says since when nothing has arrived, and whether records wait."
+        ),
+    )
+
+
+def _kinds(pipeline: PipelineLike) -> set[str]:
+    sink = pipeline.sink
+    has_frames = pipeline.transform is not None or isinstance(sink, ForeachBatchSink)
+    table = {"deltalake"} if table_uri(sink) else set[str]()
+    return {"kinesis", "spark" if has_frames else "arrow"} | table
+
+
+def _guarantee(pipeline: PipelineLike) -> str:
+    if table_uri(pipeline.sink):
+        return "Each record is in the table exactly once"
+    if isinstance(pipeline.sink, ProcessorSink):
+        return "The record processors get each record at least once"
+    return "The function of the sink gets each record at least once"
+
+
+def _code_references(pipeline: PipelineLike) -> Iterator[dg.LocalFileCodeReference]:
+    """Where the user's functions are, so that the UI leads to them and not to this package."""
+    sink = pipeline.sink
+    for function in (
+        pipeline.transform,
+        pipeline.transform_arrow,
+        getattr(sink, "function", None),
+        getattr(sink, "processor", None),
+    ):
+        code: Any = function
+        while isinstance(code, functools.partial):
+            code = code.func
+        if code is None:
+            continue
+        code = inspect.unwrap(code)
+        if not hasattr(code, "__qualname__"):  # an object with __call__
+            code = type(code)
+        try:
+            file, (_, line) = inspect.getsourcefile(code), inspect.getsourcelines(code)
+        except (OSError, TypeError):  # written in C, or in a console
+            continue
+        if file is not None:
+            yield dg.LocalFileCodeReference(
+                file_path=str(Path(file).resolve()), line_number=line, label=code.__qualname__
+            )
 
 
 def group_of(names: Names, options: DagsterOptions) -> str:
@@ -31,6 +170,7 @@ def stream_specs(names: Names, options: DagsterOptions) -> list[dg.AssetSpec]:
                 owners=list(options.owners),
                 tags=dict(options.tags),
                 kinds={"kinesis"},
+                metadata={COLUMNS: record_columns()},
             )
         ]
     return [_stream_spec(name, key) for name, key in stream_keys(names.streams).items()]
@@ -49,7 +189,8 @@ def _stream_spec(name_or_arn: str, key: dg.AssetKey) -> dg.AssetSpec:
         group_name=STREAM_GROUP,
         kinds={"kinesis"},
         metadata={
-            "dagster/uri": name_or_arn if name_or_arn.startswith("arn:") else f"kinesis://{name}"
+            "dagster/uri": name_or_arn if name_or_arn.startswith("arn:") else f"kinesis://{name}",
+            COLUMNS: record_columns(),
         },
     )
 

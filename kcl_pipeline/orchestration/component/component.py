@@ -9,11 +9,13 @@ from dagster.components import ComponentLoadContext, ComponentTypeSpec, Resoluti
 from pydantic import BaseModel
 
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import python_name
 from kcl_pipeline.orchestration.assets.specs import STREAM_GROUP
 from kcl_pipeline.orchestration.component.resolution import resolved
 from kcl_pipeline.orchestration.component.scaffold import PipelineScaffolder
 from kcl_pipeline.orchestration.component.schema import component_attributes
+from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.pipeline import KinesisPipeline
 
 _STREAM_OWNERS: Final[WeakKeyDictionary[object, dict[dg.AssetKey, str]]] = WeakKeyDictionary()
@@ -30,14 +32,26 @@ class KinesisPipelineComponent(dg.Component, dg.Resolvable):
     The attributes in `defs.yaml` are the arguments of `KinesisPipeline` and of
     `KinesisPipeline.definitions`. In `component.py`, pass the pipeline and the options.
 
+    To change the specs of the assets, write `asset_attributes`, or override `get_asset_spec`.
+
+    Example:
+        >>> import dagster as dg
+        >>> from kcl_pipeline import KinesisPipelineComponent
+        >>> class OrdersComponent(KinesisPipelineComponent):
+        ...     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        ...         return spec.merge_attributes(tags={"team": "shop"})
+
     Args:
         pipeline: The pipeline.
-        options: The arguments of `KinesisPipeline.definitions`.
+        options: The fields of `DagsterOptions`, by name.
+
+    Raises:
+        SettingsError: An option is wrong.
     """
 
     def __init__(self, pipeline: KinesisPipeline, **options: Any) -> None:
         self.pipeline = pipeline
-        self.options = options
+        self.options = DagsterOptions(**options)
 
     @classmethod
     def model(cls) -> type[BaseModel]:
@@ -52,11 +66,16 @@ class KinesisPipelineComponent(dg.Component, dg.Resolvable):
             SettingsError: An attribute is wrong, or a function does not exist.
         """
         given = resolved(context, model)
-        names = KinesisPipeline.__dataclass_fields__
-        return cls(
-            KinesisPipeline(**{name: one for name, one in given.items() if name in names}),
-            **{name: one for name, one in given.items() if name not in names},
-        )
+        options = {name: given.pop(name) for name in DagsterOptions.model_fields if name in given}
+        return cls(KinesisPipeline(**given), **options)
+
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the spec of an asset: the output, a stream or the fleet.
+
+        Args:
+            spec: The spec with the options and `asset_attributes`. Its key must not change.
+        """
+        return spec
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
@@ -79,7 +98,7 @@ class KinesisPipelineComponent(dg.Component, dg.Resolvable):
             SettingsError: Another component has a pipeline with this name.
         """
         self._refuse_same_name(context)
-        defs = self.pipeline.definitions(**self.options)
+        defs = build_definitions(self.pipeline, self.options, self.get_asset_spec)
         owners = _STREAM_OWNERS.setdefault(context.component_tree.state_tracker, {})
         assets = [
             asset

@@ -5,9 +5,15 @@ from datetime import datetime
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from dagster.components import ResolutionContext
+from dagster.components.resolved.core_models import resolve_assets_def_update_kwargs_to_mapping
 
 from kcl_pipeline.arguments import load_object
-from kcl_pipeline.orchestration.component.schema import REFERENCE, Attributes, alternatives
+from kcl_pipeline.orchestration.component.schema import (
+    REFERENCE,
+    Attributes,
+    OutputAssetAttributes,
+    alternatives,
+)
 
 _TEXT: Final = "text:"
 
@@ -23,6 +29,8 @@ def resolved(context: ResolutionContext, value: Any, kind: Any = Any) -> Any:
     Raises:
         SettingsError: A value is wrong, or a function does not exist.
     """
+    if isinstance(value, OutputAssetAttributes):
+        return dict(resolve_assets_def_update_kwargs_to_mapping(context, value))
     if isinstance(value, Attributes):
         fields = type(value).model_fields
         given = {

@@ -23,6 +23,7 @@ from typing import (
 )
 
 import dagster as dg
+from dagster.components.resolved.core_models import AssetsDefUpdateKwargs
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
@@ -31,11 +32,8 @@ from kcl_pipeline.config.model import StrictSettings
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.foreach import ForeachArrowSink, ForeachBatchSink
-from kcl_pipeline.orchestration.component.descriptions import (
-    argument_descriptions,
-    field_descriptions,
-)
-from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.assets.contract import ASSET_ATTRIBUTES, DagsterOptions
+from kcl_pipeline.orchestration.component.descriptions import field_descriptions
 from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.pipeline.arguments import Fleet
@@ -56,9 +54,18 @@ _SETTINGS_TEXT: Final = "Settings by section, with the names of KCL in snake_cas
 _TEXTS: Final = {"settings_overrides": _SETTINGS_TEXT}
 """Descriptions that differ from those in Python."""
 
+_AWS_TEXT: Final = (
+    "Region, endpoint and credentials, or the key of an AwsResource among your resources. null: "
+    "the standard environment."
+)
 _SPARK_TEXT: Final = (
-    "A template that returns a SparkResource, or a PySparkResource or LazyPySparkResource of "
-    "dagster-pyspark. null: a SparkResource with spark_config."
+    "The key of a resource with a Spark session among your resources, or a template that returns "
+    "one: a SparkResource, or a PySparkResource or LazyPySparkResource of dagster-pyspark. null: a "
+    "SparkResource with spark_config."
+)
+_ASSET_TEXT: Final = (
+    "Attributes of the output that replace those of this package; metadata and tags are merged. Or "
+    "a template that returns a function of the AssetSpec of each asset."
 )
 
 
@@ -69,6 +76,10 @@ class Attributes(BaseModel):
 
     target: ClassVar[Callable[..., Any]] = dict
     """What the attributes are the arguments of."""
+
+
+class OutputAssetAttributes(dg.Model):
+    """Attributes of the output, as in other components of Dagster."""
 
 
 def _variable(env: str) -> dg.EnvVar:
@@ -131,22 +142,31 @@ def component_attributes() -> type[Attributes]:
 
 
 def _options() -> dict[str, Any]:
-    """The arguments of `build_definitions`, except the pipeline."""
+    """The options of the definitions."""
     kinds = {
-        "aws": _aws() | None,
+        "aws": _aws() | Template | None,
         "spark": Template | None,
-        "output_asset_key": list[str] | str | None,
+        "asset_attributes": _asset_attributes() | Template | None,
         "check_limits": _of_class(CheckLimits) | None,
     }
-    texts = argument_descriptions(build_definitions)
-    texts |= {"spark": _SPARK_TEXT}
-    given = list(inspect.signature(build_definitions, eval_str=True).parameters.values())
-    return {
-        argument.name: _field(
-            kinds.get(argument.name, argument.annotation), argument.default, texts[argument.name]
-        )
-        for argument in given[1:]
-    }
+    texts = {"aws": _AWS_TEXT, "spark": _SPARK_TEXT, "asset_attributes": _ASSET_TEXT}
+    found = {}
+    for name, field in DagsterOptions.model_fields.items():
+        kind, given = _setting(field)
+        text = texts.get(name, field.description or "")
+        found[name] = _field(kinds[name], field.default, text) if name in kinds else (kind, given)
+    return found
+
+
+def _asset_attributes() -> Any:
+    """Those attributes of Dagster's components that fit the output, with Dagster's templates."""
+    fields = AssetsDefUpdateKwargs.model().model_fields
+    created: Any = create_model  # see `_created`
+    return created(
+        "OutputAssetAttributes",
+        __base__=OutputAssetAttributes,
+        **{name: (fields[name].annotation, fields[name]) for name in ASSET_ATTRIBUTES},
+    )
 
 
 def _of_class(cls: type, **replaced: Any) -> Any:

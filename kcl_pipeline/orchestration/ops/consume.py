@@ -31,6 +31,7 @@ from kcl_pipeline.orchestration.assets.names import (
     worker_id_of,
 )
 from kcl_pipeline.orchestration.assets.runs.metadata import final_metadata
+from kcl_pipeline.orchestration.assets.table import OutputTable, column_lineage
 from kcl_pipeline.orchestration.ops.reporting import RunEvents, RunReporter, hang_log
 from kcl_pipeline.orchestration.resources import SparkSource
 from kcl_pipeline.orchestration.resources.spark import open_session
@@ -155,7 +156,7 @@ def run_worker(
             return None
         finally:
             reporter.flush_events()
-        return _end(context, names, summary, reporter, mode, interrupted=signals.received)
+        return _end(context, pipeline, names, summary, reporter, mode, interrupted=signals.received)
 
 
 def _refused(context: dg.OpExecutionContext) -> str | None:
@@ -192,6 +193,7 @@ def _stopped(
 
 def _end(
     context: dg.OpExecutionContext,
+    pipeline: PipelineLike,
     names: Names,
     summary: WorkerSummary,
     reporter: RunReporter,
@@ -214,7 +216,7 @@ def _end(
     metadata = (
         final_metadata(summary, reporter.last, sensor_counts=mode == CONTINUOUS)
         | reporter.dead_letter_table(total.dead_letters)
-        | reporter.row_count()
+        | OutputTable(pipeline.sink, SystemClock(), column_lineage(pipeline, names)).metadata()
     )
     failure = _failure(context, summary, mode, interrupted=interrupted)
     if not total.batches:

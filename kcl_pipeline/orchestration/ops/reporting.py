@@ -20,10 +20,9 @@ from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
 from kcl_pipeline.metrics.repeats import RepeatFilter
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
 from kcl_pipeline.orchestration.assets.names import DRAINED_TAG
-from kcl_pipeline.orchestration.assets.runs.metadata import period_text, table_rows
+from kcl_pipeline.orchestration.assets.runs.metadata import period_text
 from kcl_pipeline.worker.summary import WorkerProgress
 
-SLOW_COUNT_SECONDS: Final = 0.5
 _KEPT_EVENTS: Final = 50
 
 _log = logging.getLogger(__name__)
@@ -105,7 +104,6 @@ class RunReporter:
         self._clock = clock
         self._pipeline = pipeline
         self._continuous = continuous
-        self._count_seconds = 0.0
         self.last: WorkerProgress | None = None
 
     def __call__(self, progress: WorkerProgress) -> None:
@@ -146,19 +144,6 @@ class RunReporter:
         if not dead_letters or uri is None:
             return {}
         return {"dead_letter_table": dg.MetadataValue.path(uri)}
-
-    def row_count(self) -> dict[str, int]:
-        """The table's row count as metadata; empty if it is not known.
-
-        After one count that took longer than `SLOW_COUNT_SECONDS` the rows are not counted again,
-        because counting delays the batches.
-        """
-        if self._count_seconds > SLOW_COUNT_SECONDS:
-            return {}
-        began = self._clock.monotonic()
-        rows = table_rows(self._pipeline.sink)
-        self._count_seconds = self._clock.monotonic() - began
-        return {} if rows is None else {"dagster/row_count": rows}
 
     def flush_events(self) -> None:
         """Write the collected events as one entry of the run's log."""

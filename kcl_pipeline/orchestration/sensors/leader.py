@@ -36,6 +36,7 @@ from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineL
 from kcl_pipeline.orchestration.assets.names import REFUSED_TAG, VERSION_TAG, Names
 from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, active_runs, silence_limit_seconds
+from kcl_pipeline.orchestration.assets.table import OutputTable, column_lineage
 from kcl_pipeline.orchestration.sensors.cycles import run_cycles
 from kcl_pipeline.orchestration.sensors.observe import TickState, observe_fleet, observe_outage
 from kcl_pipeline.orchestration.sensors.reports.application import (
@@ -66,6 +67,10 @@ from kcl_pipeline.status.snapshot import all_streams
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
 TICK_GIVE_UP_SECONDS: Final = 120.0
+CYCLES_SECONDS: Final = 20.0
+"""Longest duration of the leader cycles of a tick."""
+TABLE_SECONDS: Final = 2.0
+"""Longest wait of a tick for the columns and the number of rows of the output."""
 STARTING_SECONDS: Final = 60.0
 """A worker run of this age that does not report yet may do so during a tick."""
 DEPLOYMENT_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
@@ -109,8 +114,10 @@ class LeaderTick:
         self._version = pipeline_version(pipeline)
         self._clock = clock or SystemClock()
         failover_millis = pipeline.settings.lease.failover_time_millis
-        self._cycle_seconds = (failover_millis / 1000, options.tick_deadline_seconds)
+        self._cycle_seconds = (failover_millis / 1000, CYCLES_SECONDS)
         self._state: TickState | None = None
+        lineage = column_lineage(pipeline, names)
+        self._table = OutputTable(pipeline.sink, self._clock, lineage)
 
     def _begin_tick(self, owner: str, clients: Any) -> TickState | None:
         now = self._clock.monotonic()
@@ -324,6 +331,7 @@ class LeaderTick:
             unowned=[snapshot.unread.get(key, age) for key, age in snapshot.unowned.items()],
             idle=idle_text(snapshot),
             runs=run_links(active) if active else None,
+            table=lambda: self._table.metadata_within(TABLE_SECONDS),
         )
         if output:
             recorded = dead_letters_last_hour(context.instance, self._names.output, snapshot.at)

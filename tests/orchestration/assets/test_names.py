@@ -11,12 +11,16 @@ from kcl_pipeline import DeltaSink, KinesisPipeline, StreamSelector
 from kcl_pipeline.errors import SettingsError
 
 
-def pipeline(name="orders", streams=("a",), uri="lake/events"):
+def pipeline(name="orders", streams=("a",), uri="lake/events", key=None):
     def unchanged(table):
         return table
 
     return KinesisPipeline(
-        name=name, streams=streams, transform_arrow=unchanged, sink=DeltaSink(uri)
+        name=name,
+        streams=streams,
+        transform_arrow=unchanged,
+        sink=DeltaSink(uri),
+        output_asset_key=key,
     )
 
 
@@ -40,7 +44,7 @@ def test_an_output_with_the_key_of_another_asset_is_refused(arguments, key, give
     how = "output_asset_key" if key else "derived from the address of the table"
     sentence = f"the asset key {given} of the output ({how}) is that of {other}. Write another"
     with pytest.raises(SettingsError, match=re.escape(sentence)):
-        pipeline(**arguments).definitions(output_asset_key=key)
+        pipeline(**arguments, key=key).definitions()
 
 
 def test_an_application_that_shares_keys_with_its_streams_is_refused():
@@ -63,5 +67,5 @@ def test_keys_that_differ_are_loaded(arguments):
 
 
 def test_a_given_key_replaces_a_derived_one_that_would_clash():
-    found = pipeline(uri="lake/fleet").definitions(output_asset_key="lake/events")
+    found = pipeline(uri="lake/fleet", key="lake/events").definitions()
     dg.Definitions.validate_loadable(found)

@@ -54,6 +54,16 @@ def shared_spark():
 
 
 @dg.template_var
+def eager():
+    return dg.AutomationCondition.eager()
+
+
+@dg.template_var
+def group():
+    return "shop"
+
+
+@dg.template_var
 def the_streams():
     return names
 """

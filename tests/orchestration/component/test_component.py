@@ -10,6 +10,7 @@ import pytest
 
 from kcl_pipeline import (
     CheckLimits,
+    DagsterOptions,
     DeltaSink,
     Fleet,
     ForeachArrowSink,
@@ -70,6 +71,10 @@ attributes:
   scale_up_lag_seconds: null
   scale_up_cpu_percent: 70
   check_limits: {dead_letters_per_hour: 12}
+  asset_attributes:
+    automation_condition: "{{ eager }}"
+    description: of the {{ group }}
+    tags: {size: "{{ env.MOST }}"}
 """
 
 
@@ -115,15 +120,18 @@ def test_all_attributes(project, monkeypatch):  # noqa: F811
     )
     assert found.spark_config == expected.spark_config
     assert found.transform.__qualname__ == "Nested.unchanged"
-    options = component.options
+    assert found.output_key == dg.AssetKey(["lake", "orders"])
+    options = {name: getattr(component.options, name) for name in DagsterOptions.model_fields}
     assert options.pop("aws").region_name == "eu-west-1"
     assert options.pop("spark").app_name == "shared"
+    attributes = options.pop("asset_attributes")
+    assert attributes.pop("automation_condition") == dg.AutomationCondition.eager()
+    assert attributes == {"description": "of the shop", "tags": {"size": "9"}}
     assert options == {
         "leader_default_running": True,
         "progress_seconds": 30,
         "group_name": "shop",
-        "output_asset_key": "lake/orders",
-        "owners": ["team:shop"],
+        "owners": ("team:shop",),
         "tags": {"tier": "1"},
         "lag_threshold_seconds": 90,
         "scale_up_lag_seconds": None,
@@ -278,6 +286,23 @@ def _chain(error: BaseException | None) -> list[str]:
     return chain
 
 
+def test_resources_of_the_project_by_their_keys(project):  # noqa: F811
+    keys = "  aws: aws\n  spark: my_spark\n"
+    project.write("orders", SMALL.format(name="orders") + keys)
+    found = project.component("orders").options
+    assert (found.aws, found.spark) == ("aws", "my_spark")
+
+
+def test_a_subclass_changes_the_specs():
+    class Mine(KinesisPipelineComponent):
+        def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+            return spec.replace_attributes(owners=["team:shop"])
+
+    component = Mine(KinesisPipeline("orders", ["orders"], DeltaSink("lake/orders")))
+    defs = component.build_defs(dg.ComponentTree.for_test().load_context)
+    assert [one.owners for one in defs.resolve_all_asset_specs()] == 3 * [["team:shop"]]
+
+
 def test_the_loaded_class_is_the_public_one(project):  # noqa: F811
     project.write("orders", SMALL.format(name="orders"))
     assert type(project.component("orders")) is KinesisPipelineComponent
@@ -285,6 +310,5 @@ def test_the_loaded_class_is_the_public_one(project):  # noqa: F811
 
 def test_a_wrong_option_in_python_is_refused():
     pipeline = KinesisPipeline("orders", ["orders"], DeltaSink("lake/orders"))
-    component = KinesisPipelineComponent(pipeline, group_nam="x")
     with pytest.raises(SettingsError, match="Did you mean group_name"):
-        component.build_defs(dg.ComponentTree.for_test().load_context)
+        KinesisPipelineComponent(pipeline, group_nam="x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from kcl_pipeline import (
     StreamConfig,
     StreamSelector,
 )
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.settings_errors import setting_names
 
 SCHEMA = KinesisPipelineComponent.model().model_json_schema()
@@ -65,8 +65,7 @@ def test_unknown_attributes_are_refused_at_each_level():
 
 def test_the_attributes_are_the_arguments_in_python():
     arguments = {field.name for field in dataclasses.fields(KinesisPipeline)}
-    options = set(inspect.signature(KinesisPipeline.definitions).parameters) - {"self"}
-    assert set(SCHEMA["properties"]) == arguments | options
+    assert set(SCHEMA["properties"]) == arguments | set(DagsterOptions.model_fields)
 
 
 @pytest.mark.parametrize(

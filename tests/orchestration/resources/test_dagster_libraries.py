@@ -11,6 +11,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from kcl_pipeline import AwsResource, DeltaSink, KinesisPipeline, SettingsError, SparkResource
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.definitions import build_resources
 from kcl_pipeline.orchestration.resources.spark import open_session
@@ -57,7 +58,7 @@ def test_more_than_one_attempt_is_refused():
 def test_definitions_take_a_spark_resource(pipeline, spark):
     pipeline.definitions(spark=spark)
     names = Names.of(pipeline)
-    assert build_resources(pipeline, names, AwsResource(), spark)[names.spark] is spark
+    assert build_resources(pipeline, names, DagsterOptions(spark=spark))[names.spark] is spark
 
 
 @pytest.mark.parametrize("spark", ["local[*]", AwsResource()])

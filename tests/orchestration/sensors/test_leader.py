@@ -14,6 +14,7 @@ from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.sensors.leader import owner_name
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
@@ -330,7 +331,7 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
     assert len(data.asset_events) == 7
     assert data.run_requests[0].run_config == {}
     assert (
-        build_definitions(pipeline, leader_default_running=True)
+        build_definitions(pipeline, DagsterOptions(leader_default_running=True))
         .resolve_sensor_def(sensor.name)
         .default_status
         is dg.DefaultSensorStatus.RUNNING

@@ -10,6 +10,7 @@ from dagster import DagsterRunStatus as S
 from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.assets.names import VERSION_TAG, Names
 from kcl_pipeline.orchestration.assets.runs.queue import (
     IN_PROGRESS,
@@ -176,7 +177,7 @@ def test_the_button_evaluates_the_same(version):
     """Failures of a former version say nothing about this one."""
     tags = TAGS if version is None else {**TAGS, VERSION_TAG: version}
     pipeline = FakePipeline()
-    defs = build_definitions(pipeline, leader_default_running=True)
+    defs = build_definitions(pipeline, DagsterOptions(leader_default_running=True))
     key = dg.AssetCheckKey(Names.of(pipeline).fleet, "workers_running")
     with queued_instance(max_concurrent_runs=8) as instance:
         stage = Stage(instance, pipeline)

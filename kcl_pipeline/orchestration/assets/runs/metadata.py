@@ -5,19 +5,13 @@ worker or one moment is text or a table, because several workers materialize the
 their values would alternate in the plot.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 import dagster as dg
 
-from kcl_pipeline.delta.errors import first_line
-from kcl_pipeline.delta.storage.options import delta_options
-from kcl_pipeline.orchestration.assets.names import table_uri
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
-
-_log = logging.getLogger(__name__)
 
 MAX_ROWS: Final = 50
 ADDITIVE: Final = (
@@ -64,26 +58,6 @@ def _type_of(rows: list[dict[str, Any]], name: str) -> str:
     if all(isinstance(v, int) for v in values):
         return "int"
     return "float" if all(isinstance(v, int | float) for v in values) else "string"
-
-
-def table_rows(sink: Any) -> int | None:
-    """Number of rows in the sink's table, from the statistics in its log.
-
-    None for a sink that is not a table, and for a table that cannot be read now.
-    """
-    uri = table_uri(sink)
-    if uri is None:
-        return None
-    # deltalake starts threads when it is loaded: load it only in the process that uses it.
-    from deltalake import DeltaTable  # noqa: PLC0415
-    from deltalake.exceptions import DeltaError  # noqa: PLC0415
-
-    options = delta_options(uri, getattr(sink, "storage_options", {}))
-    try:
-        return DeltaTable(uri, storage_options=options).count()
-    except (DeltaError, OSError, ValueError) as error:
-        _log.warning("cannot count the rows of the output table: %s", first_line(error, options))
-        return None
 
 
 def period_text(progress: WorkerProgress) -> str:

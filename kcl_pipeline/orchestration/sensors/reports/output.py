@@ -4,7 +4,7 @@ Every worker writes its totals since its start to its worker metrics row. The se
 so that the figures of all workers are one series. They are computed without an additional call.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from operator import add, lt, sub
 from typing import Any, Final
@@ -277,11 +277,13 @@ def output_events(
     unowned: Sequence[float] = (),
     idle: str | None = None,
     runs: dg.MarkdownMetadataValue | None = None,
+    table: Callable[[], Mapping[str, Any]] = dict,
 ) -> list[dg.AssetMaterialization | dg.AssetObservation]:
     """Return the report of the output if it is due (`now` in monotonic seconds).
 
     `idle` says since when nothing has arrived. It is in the reports without data. `runs` has links
-    to the running workers: the report itself has no run.
+    to the running workers: the report itself has no run. `table` reads columns and number of rows
+    of the table, for a report with data.
     """
     if not totals.is_due(now, period_seconds):
         return []
@@ -289,6 +291,8 @@ def output_events(
     metadata = output_metadata(period, workers, wall_seconds, dead_letter_table, unowned)
     if idle is not None and not period.done.batches:
         metadata = {"state": dg.MetadataValue.text(idle)} | metadata
+    if period.done.batches:
+        metadata |= table()
     if runs is not None:
         metadata |= {"runs": runs}
     return [output_event(key, period, metadata)]
