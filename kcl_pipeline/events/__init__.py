@@ -27,6 +27,7 @@ from kcl_pipeline.events.measurements import (
     MetricsDropped,
     MetricsEndpointOpened,
     MetricsExportFailed,
+    ProcessorCalled,
     ReadFinished,
     TaskFinished,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "MetricsExportFailed",
     "MoveRefused",
     "PlanMade",
+    "ProcessorCalled",
     "ReadFinished",
     "RecordsDeadLettered",
     "RecordsLost",

@@ -76,6 +76,23 @@ class MemoryMeasured(Measurement):
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessorCalled(Measurement):
+    """A call of `process_records` of a record processor has returned.
+
+    Attributes:
+        records: Number of its records.
+        milliseconds: How long it took.
+        succeeded: Whether it raised no error.
+    """
+
+    worker_id: str
+    lease_key: str
+    records: int
+    milliseconds: float
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReadFinished(Measurement):
     """One call for records of a polled shard has ended.
 

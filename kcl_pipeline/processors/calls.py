@@ -2,24 +2,28 @@
 
 A batch of the worker has records of several shards. `ProcessorCalls` is its writer and its sink:
 `commit` delivers the records of each shard to the processor of the shard, all shards at the same
-time. No position is stored, and the worker writes no checkpoint: the processors do.
+time. A call that does not return holds up its own shard only: the other shards of the batch are
+committed, and so is this one when the call returns. No position is stored, and the worker writes no
+checkpoint: the processors do.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
 from kcl_pipeline.arguments import checked_arguments, function_name
 from kcl_pipeline.batch import Batch, DataFile, ShardRange, Written
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
-from kcl_pipeline.events import EventSink, RecordsDeadLettered
+from kcl_pipeline.events import EventSink, ProcessorCalled, RecordsDeadLettered
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.position import Position
 from kcl_pipeline.processors.checkpointer import Checkpointer
@@ -32,13 +36,13 @@ from kcl_pipeline.processors.processor import (
     ShutdownRequestedInput,
 )
 from kcl_pipeline.processors.records import records_of
+from kcl_pipeline.processors.thread import ProcessorThread, RunningCall
 from kcl_pipeline.settings_errors import wrong
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.transform.errors import error_line
 
 _LOG: Final = logging.getLogger(__name__)
-_Item = TypeVar("_Item")
 
 
 @checked_arguments
@@ -82,31 +86,55 @@ class ProcessorSink:
         return processor
 
 
+CALL_SECONDS: Final = 0.25
+"""How long the worker waits for calls. A call that lasts longer holds up its own shard only."""
+
+
+class CallRunningError(TransformFailedError):
+    """A call of `process_records` has not returned. Commit the records when it has."""
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """The calls for the records of one range: its end, and their outcome."""
+
+    through: Position
+    outcome: Future[None]
+
+
 @dataclass(slots=True)
 class _ShardState:
-    """A processor, and how far it is.
+    """A processor, and how far it is. Only its own thread changes `processor` and `delivered`.
 
     Attributes:
         held: The lease.
-        processor: The processor.
         checkpointer: Its checkpointer.
+        thread: Makes the calls.
         delivered: Last position of a call that has returned.
-        failure: End of a range whose call has failed, and its error, until the shard is paused.
+        start: The call of `initialize`.
+        processor: The processor. None: `initialize` has not returned.
+        delivery: The last range that was not committed yet.
+        ended: The call of `shard_ended`, until its outcome is known.
         is_leaving: Whether `shutdown_requested` was called.
     """
 
     held: Held
-    processor: RecordProcessor
     checkpointer: Checkpointer
+    thread: ProcessorThread
     delivered: Position
-    failure: tuple[Position, Exception] | None = None
+    start: Future[None] = field(default_factory=Future)
+    processor: RecordProcessor | None = None
+    delivery: _Delivery | None = None
+    ended: Future[None] | None = None
     is_leaving: bool = False
 
 
 class ProcessorCalls:
     """Both the `BatchWriter` and the `Sink` of a `ProcessorSink`, and its calls about leases.
 
-    The processing thread of the worker uses it.
+    The processing thread of the worker uses it. Each processor has a thread of its own, and the
+    worker waits at most `CALL_SECONDS` for it. While a call runs longer, `is_busy` is true, and the
+    worker takes no step for the shard.
 
     Args:
         settings: Creates processors.
@@ -124,6 +152,7 @@ class ProcessorCalls:
         self._max_records = max_records
         self._skips_failures = skips_failures
         self._shards: dict[str, _ShardState] = {}
+        self._lost: dict[str, _ShardState] = {}
         self._batch: Batch | None = None
         self._version = 0
 
@@ -132,6 +161,7 @@ class ProcessorCalls:
         worker_id: str,
         leases: HeldLeases,
         lag: Callable[[], Mapping[str, int]],
+        clock: Clock,
         events: EventSink,
         is_stopped: Callable[[], bool],
         *,
@@ -143,12 +173,25 @@ class ProcessorCalls:
             worker_id: Names the worker in events.
             leases: Writes checkpoints.
             lag: Returns the lag by lease key in milliseconds.
-            events: Receives skipped records.
+            clock: Measures the calls.
+            events: Receives calls and skipped records.
             is_stopped: Whether the worker stops. No further call of `process_records` begins.
             parallel: False: all calls are made on the calling thread.
         """
         self._worker_id, self._leases, self._lag = worker_id, leases, lag
-        self._events, self._is_stopped, self._parallel = events, is_stopped, parallel
+        self._clock, self._events, self._is_stopped = clock, events, is_stopped
+        self._parallel = parallel
+
+    def is_busy(self, lease_key: str) -> bool:
+        """Return whether a call runs for this lease, also one from before the lease was lost."""
+        states = (self._shards.get(lease_key), self._lost.get(lease_key))
+        return any(state is not None and state.thread.is_busy for state in states)
+
+    def running(self) -> list[RunningCall]:
+        """Return the calls that run, the longest first. Any thread may call it."""
+        states = [*self._shards.values(), *self._lost.values()]
+        calls = [call for state in states if (call := state.thread.running) is not None]
+        return sorted(calls, key=lambda call: call.since)
 
     # -- leases
 
@@ -156,100 +199,147 @@ class ProcessorCalls:
         """Create and initialize the processors of shards that will be read.
 
         Args:
-            starts: The leases, and the names of their streams. A shard that is read again after a
-                failure keeps its processor.
+            starts: The leases, and the names of their streams. None of them is busy. A shard that
+                is read again after a failure keeps its processor.
 
         Returns:
-            By lease key, the errors of processors that could not be initialized. Call again.
+            By lease key, the errors of processors that could not be initialized. Call again for
+            them, and for a shard that is busy now: it has no error yet.
         """
-        new = [
-            (held, stream)
-            for held, stream in starts
-            if held.lease_key not in self._shards or self._shards[held.lease_key].held is not held
-        ]
-        self.lose([self._shards[held.lease_key].held for held, _ in new if self._knows(held)])
-        errors = self._each(lambda start: self._begin(*start), new)
-        return {
-            held.lease_key: error
-            for (held, _), error in zip(new, errors, strict=True)
-            if error is not None
-        }
-
-    def _knows(self, held: Held) -> bool:
-        return held.lease_key in self._shards
-
-    def _begin(self, held: Held, stream: str) -> None:
-        lease, processor = held.lease, self._settings.new()
-        pending = lease.pending_checkpoint
-        start = InitializeInput(
-            lease.shard_id,
-            stream,
-            lease.checkpoint.sequence_number,
-            lease.checkpoint.sub_sequence_number,
-            None if pending is None else pending.sequence_number,
-            None if pending is None else pending.sub_sequence_number,
-            lease.pending_checkpoint_state,
+        self.lose(
+            [
+                s.held
+                for h, _ in starts
+                if (s := self._shards.get(h.lease_key)) is not None and s.held is not h
+            ]
         )
-        checkpointer = Checkpointer(self._leases, held)
-        processor.initialize(start)
-        self._shards[held.lease_key] = _ShardState(held, processor, checkpointer, lease.checkpoint)
+        for held, stream in starts:
+            if held.lease_key not in self._shards:
+                thread = ProcessorThread(held.lease_key, self._clock, parallel=self._parallel)
+                state = _ShardState(
+                    held, Checkpointer(self._leases, held), thread, held.lease.checkpoint
+                )
+                self._shards[held.lease_key] = state
+                state.start = thread.add(partial(self._initialize, state, stream))
+        begun = [self._shards[held.lease_key] for held, _ in starts]
+        _wait([state.start for state in begun])
+        errors = {
+            state.held.lease_key: error
+            for state in begun
+            if (error := _error_of(state.start)) is not None
+        }
+        for key in errors:
+            del self._shards[key]
+        return errors
 
-    def end(self, held: Held) -> None:
+    def _initialize(self, state: _ShardState, stream: str) -> None:
+        lease, processor = state.held.lease, self._settings.new()
+        pending = lease.pending_checkpoint
+        processor.initialize(
+            InitializeInput(
+                lease.shard_id,
+                stream,
+                lease.checkpoint.sequence_number,
+                lease.checkpoint.sub_sequence_number,
+                None if pending is None else pending.sequence_number,
+                None if pending is None else pending.sub_sequence_number,
+                lease.pending_checkpoint_state,
+            )
+        )
+        state.processor = processor
+
+    def end(self, held: Held) -> bool:
         """Call `shard_ended`, and forget the processor.
+
+        Returns:
+            False: the call runs. Call again when the shard is not busy.
 
         Raises:
             TransformFailedError: The end of the shard is not checkpointed. Call again.
         """
         shard = self._shards[held.lease_key]
-        shard.checkpointer.reach_end()
-        error: Exception | None = None
-        if not shard.checkpointer.is_at_end:
-            ended = ShardEndedInput(shard.checkpointer)
-            (error,) = self._each(shard.processor.shard_ended, [ended])
-        if not shard.checkpointer.is_at_end:
-            name = type(shard.processor).__name__
+        checkpointer, processor = shard.checkpointer, shard.processor
+        if shard.ended is None and processor is not None:
+            checkpointer.reach_end()
+            if not checkpointer.is_at_end:
+                call = partial(processor.shard_ended, ShardEndedInput(checkpointer))
+                shard.ended = shard.thread.add(call)
+                _wait([shard.ended])
+        if shard.thread.is_busy:
+            return False
+        ended, shard.ended = shard.ended, None
+        if not checkpointer.is_at_end:
+            error = None if ended is None else _error_of(ended)
+            name = type(processor).__name__
             what = f"shard_ended of {name} for {held.lease_key}"
             reason = "has not called checkpointer.checkpoint()"
             if error is not None:
                 reason = f"failed: {error_line(error)}"
             raise TransformFailedError(f"{what} {reason}; it is called again") from error
         del self._shards[held.lease_key]
+        return True
 
     def is_checkpointed(self, lease_key: str) -> bool:
         """Return whether all records that were delivered are checkpointed. Any thread may call."""
         shard = self._shards.get(lease_key)
         return shard is not None and shard.checkpointer.is_complete
 
-    def leave(self, helds: Sequence[Held]) -> None:
-        """Call `shutdown_requested` once for each lease that will be given away."""
-        leaving = [s for s in map(self._of, helds) if s is not None and not s.is_leaving]
-        for shard in leaving:
-            shard.is_leaving = True
-        self._call_all(
-            leaving,
-            "shutdown_requested",
-            lambda s: s.processor.shutdown_requested(ShutdownRequestedInput(s.checkpointer)),
-        )
+    def leave(self, helds: Sequence[Held], seconds: float = CALL_SECONDS) -> None:
+        """Call `shutdown_requested` once for each lease that will be given away.
 
-    def lose(self, helds: Sequence[Held]) -> None:
-        """Call `lease_lost` for leases that this worker does not hold any more."""
-        lost = [shard for shard in map(self._of, helds) if shard is not None]
-        for shard in lost:
+        Args:
+            helds: The leases. Those that are busy afterwards should not be given away yet.
+            seconds: How long calls are waited for.
+        """
+        leaving = [s for s in map(self._of, helds) if s is not None]
+        calls = []
+        for shard in leaving:
+            if not shard.is_leaving:
+                shard.is_leaving = True
+                calls.append(shard.thread.add(partial(self._request_shutdown, shard)))
+        _wait(calls, seconds)
+
+    def _request_shutdown(self, shard: _ShardState) -> None:
+        processor = shard.processor
+        if processor is not None:
+            given = ShutdownRequestedInput(shard.checkpointer)
+            self._call_last(
+                "shutdown_requested", shard, lambda: processor.shutdown_requested(given)
+            )
+
+    def lose(self, helds: Sequence[Held], seconds: float = CALL_SECONDS) -> None:
+        """Call `lease_lost` for leases that this worker does not hold any more.
+
+        Args:
+            helds: The leases.
+            seconds: How long calls are waited for, except of shards that are busy already.
+        """
+        self._lost = {key: state for key, state in self._lost.items() if state.thread.is_busy}
+        calls = []
+        for shard in [shard for shard in map(self._of, helds) if shard is not None]:
             shard.checkpointer.close()
             del self._shards[shard.held.lease_key]
-        self._call_all(lost, "lease_lost", lambda s: s.processor.lease_lost(LeaseLostInput()))
+            self._lost[shard.held.lease_key] = shard
+            was_busy = shard.thread.is_busy
+            call = shard.thread.add(partial(self._note_lost, shard))
+            calls += [] if was_busy else [call]
+        _wait(calls, seconds)
+
+    def _note_lost(self, shard: _ShardState) -> None:
+        processor = shard.processor
+        if processor is not None:
+            self._call_last("lease_lost", shard, lambda: processor.lease_lost(LeaseLostInput()))
 
     def _of(self, held: Held) -> _ShardState | None:
         shard = self._shards.get(held.lease_key)
         return shard if shard is not None and shard.held is held else None
 
-    def _call_all(
-        self, shards: list[_ShardState], name: str, call: Callable[[_ShardState], None]
-    ) -> None:
-        """Make the last calls of processors. An error is logged, because nothing waits for them."""
-        for shard, error in zip(shards, self._each(call, shards), strict=True):
-            if error is not None:
-                _LOG.error("%s of %s failed", name, shard.held.lease_key, exc_info=error)
+    def _call_last(self, name: str, shard: _ShardState, call: Callable[[], object]) -> None:
+        """Make one of the last calls of a processor. An error is logged: nothing waits for it."""
+        try:
+            call()
+        except Exception:  # noqa: BLE001 (it must not end the thread)
+            _LOG.exception("%s of %s failed", name, shard.held.lease_key)
 
     # -- batches
 
@@ -283,61 +373,96 @@ class ProcessorCalls:
         """Deliver the records, the shards in parallel.
 
         Raises:
-            TransformFailedError: A processor raised an error. The records of the other shards are
-                delivered, and a repeated call does not deliver them again.
+            TransformFailedError: A processor raised an error (or `CallRunningError`). The records
+                of the other shards are delivered. A repeated call does not deliver them again, and
+                does not wait for the call that runs.
         """
         check_entries(entries)
-        batch, lag = self._batch, self._lag()
+        batch = self._batch
         if written.files and batch is not None:
-            ends = list(accumulate((part.rows or 0 for part in batch.ranges), initial=0))
-            deliveries = [
-                (part, batch.records.slice(end, part.rows or 0))
-                for part, end in zip(batch.ranges, ends, strict=False)
-                if part.lease_key in self._shards
-            ]
-            errors = self._each(lambda d: self._deliver(*d, lag.get(d[0].lease_key)), deliveries)
-            failures = [(d[0], e) for d, e in zip(deliveries, errors, strict=True) if e is not None]
-            if len(batch.ranges) > 1:
-                # The worker commits each shard alone next. Those that failed are not called again.
-                for part, error in failures:
-                    self._shards[part.lease_key].failure = (part.through, error)
-            for _, error in failures:
-                line = error_line(error)
-                what = f"process_records failed: {line}"
-                raise TransformFailedError(what, detail=line) from error
+            self._commit(batch)
         self._version += 1
         return CommitOutcome(self._version)
 
-    def _deliver(self, part: ShardRange, rows: pa.Table, lag_millis: int | None) -> None:
-        shard = self._shards[part.lease_key]
-        failure, shard.failure = shard.failure, None
-        if failure is not None and failure[0] == part.through:
-            raise failure[1]
+    def _commit(self, batch: Batch) -> None:
+        """Deliver a batch, unless its deliveries run or have ended: a part is committed again."""
+        ends = list(accumulate((part.rows or 0 for part in batch.ranges), initial=0))
+        lag, begun = self._lag(), []
+        shards: list[tuple[ShardRange, _ShardState]] = []
+        for part, end in zip(batch.ranges, ends, strict=False):
+            shard = self._shards.get(part.lease_key)
+            if shard is None:
+                continue
+            shards.append((part, shard))
+            if shard.delivery is None or shard.delivery.through != part.through:
+                rows = batch.records.slice(end, part.rows or 0)
+                millis = lag.get(part.lease_key)
+                call = partial(self._deliver, shard, part.through, rows, millis)
+                shard.delivery = _Delivery(part.through, shard.thread.add(call))
+                begun.append(shard.delivery.outcome)
+        _wait(begun)
+        error: Exception | None = None
+        for part, shard in shards:
+            error = error or self._outcome_of(part, shard)
+        # If one of several shards has no success, the worker commits each of them alone next.
+        if error is None or len(batch.ranges) == 1:
+            for _, shard in shards:
+                if not isinstance(error, CallRunningError):
+                    shard.delivery = None
+        if error is not None:
+            raise error
+
+    def _outcome_of(self, part: ShardRange, shard: _ShardState) -> Exception | None:
+        delivery = shard.delivery
+        if delivery is None:
+            return None
+        if not delivery.outcome.done():
+            return CallRunningError(f"process_records of {part.lease_key} has not returned")
+        error = _error_of(delivery.outcome)
+        if error is None:
+            return None
+        line = error_line(error)
+        failed = TransformFailedError(f"process_records failed: {line}", detail=line)
+        failed.__cause__ = error
+        return failed
+
+    def _deliver(
+        self, shard: _ShardState, through: Position, rows: pa.Table, lag_millis: int | None
+    ) -> None:
         rows = _after(rows, shard.delivered)
         for begin in range(0, rows.num_rows, self._max_records):
             if not self._may_call(shard):
                 return
             some = rows.slice(begin, self._max_records)
             is_last = begin + self._max_records >= rows.num_rows
-            through = part.through if is_last else _position(some, -1)
-            self._process(shard, some, through, lag_millis)
-            shard.delivered = through
+            end = through if is_last else _position(some, -1)
+            self._process(shard, some, end, lag_millis)
+            shard.delivered = end
 
     def _process(
         self, shard: _ShardState, rows: pa.Table, through: Position, lag_millis: int | None
     ) -> None:
+        processor, key = shard.processor, shard.held.lease_key
+        if processor is None:
+            raise SinkError(f"the records of {key} came before its processor was initialized")
         shard.checkpointer.deliver(through)
+        given = ProcessRecordsInput(records_of(rows), lag_millis, shard.checkpointer)
+        began, succeeded = self._clock.monotonic(), False
         try:
-            shard.processor.process_records(
-                ProcessRecordsInput(records_of(rows), lag_millis, shard.checkpointer)
-            )
+            processor.process_records(given)
+            succeeded = True
         except Exception as error:
-            if not (self._skips_failures or shard.processor.skips_failures):
+            if not (self._skips_failures or processor.skips_failures):
                 raise
-            key, line = shard.held.lease_key, error_line(error)
+            line = error_line(error)
             _LOG.exception("process_records of %s failed; its records are skipped", key)
             self._events(
                 RecordsDeadLettered(self._worker_id, key, rows.num_rows, line, skipped=True)
+            )
+        finally:
+            millis = (self._clock.monotonic() - began) * 1000
+            self._events(
+                ProcessorCalled(self._worker_id, key, rows.num_rows, millis, succeeded=succeeded)
             )
 
     def _may_call(self, shard: _ShardState) -> bool:
@@ -346,34 +471,18 @@ class ProcessorCalls:
         is_held = self._leases.get(held.lease_key) is held
         return is_held and not held.lease.in_handoff and not self._is_stopped()
 
-    def _each(
-        self, call: Callable[[_Item], object], items: Sequence[_Item]
-    ) -> list[Exception | None]:
-        """Call once per item, in parallel; return the errors.
 
-        The threads are daemons: a call that hangs does not keep the process from ending.
-        """
-        errors: list[Exception | None] = [None] * len(items)
+def _wait(calls: Sequence[Future[None]], seconds: float = CALL_SECONDS) -> None:
+    """Wait for calls. Those that last longer go on in their threads."""
+    wait(calls, timeout=seconds)
 
-        def attempt(number: int) -> None:
-            try:
-                call(items[number])
-            except Exception as error:  # noqa: BLE001 (the caller decides)
-                errors[number] = error
 
-        if not self._parallel or not items[1:]:
-            for number in range(len(items)):
-                attempt(number)
-            return errors
-        threads = [
-            threading.Thread(target=attempt, args=(number,), name="processor", daemon=True)
-            for number in range(len(items))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return errors
+def _error_of(call: Future[None]) -> Exception | None:
+    """Return the error of a call that has returned; None for one that has not."""
+    error = call.exception() if call.done() else None
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error
 
 
 def _position(rows: pa.Table, index: int) -> Position:

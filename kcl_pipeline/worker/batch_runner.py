@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
@@ -19,6 +19,7 @@ from kcl_pipeline.errors import (
     TransformFailedError,
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
+from kcl_pipeline.processors.calls import CallRunningError, ProcessorCalls
 from kcl_pipeline.worker.batches import without
 from kcl_pipeline.worker.commit import BatchCommit, Committed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
@@ -43,6 +44,15 @@ MAX_SINK_FAILURES: Final = 20
 
 class _FailedAgainError(Exception):
     """A batch that is written again, without lost leases, fails on records that it had written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """The part of one shard whose record processor has not returned, and its batch."""
+
+    part: SplitBatch
+    sourced: SourcedBatch
+    consumer: ShardConsumer
 
 
 class BatchRunner:
@@ -85,6 +95,9 @@ class BatchRunner:
             activity,
         )
         self.pauses = PausedShards(dependencies)
+        sink = dependencies.sink
+        self._calls = sink if isinstance(sink, ProcessorCalls) else None
+        self._called: dict[str, _Called] = {}
         self._part: SplitBatch | None = None
         self._serial = 0
         self._incarnation = int(dependencies.clock.wall() * 1000)
@@ -114,6 +127,9 @@ class BatchRunner:
         consumers = self._lifecycle.consumers
         self.pauses.follow(consumers)
         self._limits.keep(consumers)
+        if self._calls is not None:
+            self._commit_returned(self._calls)
+            self._source.hold(self._called.keys())
         batch_id = f"{self._dependencies.worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
             sourced = self._source.next(
@@ -133,6 +149,29 @@ class BatchRunner:
         self._lifecycle.flush()
         return True
 
+    def _commit_returned(self, calls: ProcessorCalls) -> None:
+        """Commit the parts whose record processors have returned since the last batch.
+
+        One that failed pauses its shard. One whose lease was lost is forgotten.
+        """
+        for key, called in list(self._called.items()):
+            consumer = called.consumer
+            is_here = self._lifecycle.consumers.get(key) is consumer
+            if is_here and consumer.state is ConsumerState.READING:
+                if calls.is_busy(key):
+                    continue
+                part = replace(called.part, written=self._write_again(called.part.batch))
+                try:
+                    self._commit_part(part, called.sourced, {key: consumer}, 0.0)
+                except SinkError as error:
+                    self._sink_failed(part.batch.batch_id, (key,), error)
+                self._note_ends(called.sourced)
+                is_reading = consumer.state is ConsumerState.READING
+                if is_reading and self._source.state_of(key) is None:
+                    self._lifecycle.restart(consumer)  # Other shards needed its memory.
+            del self._called[key]
+            consumer.in_batch = False
+
     def _process(self, sourced: SourcedBatch) -> None:
         """Run the steps of a batch. A part that fails does not prevent the commit of the others."""
         batch = sourced.batch
@@ -141,7 +180,7 @@ class BatchRunner:
         self._lag.took(sourced.oldest_at)
         began = self._dependencies.clock.monotonic()
         try:
-            with _in_batch(list(consumers.values())):
+            with self._in_batch(list(consumers.values())):
                 for part in self._write.run(sourced):  # Steps 1 to 3
                     self._pause(part.paused, consumers)
                     waiting -= part.paused.keys()
@@ -172,6 +211,8 @@ class BatchRunner:
     ) -> None:
         """Commit a part. If the function of the sink fails on it, commit each shard alone.
 
+        A shard whose record processor has not returned is committed when it has.
+
         A shard that the function fails on alone pauses, and is tried again later. Its records are
         not tried one by one: a function that skips what it has already needs them in order, and
         its error may be that of its store.
@@ -182,7 +223,10 @@ class BatchRunner:
         except TransformFailedError as error:
             keys = [r.lease_key for r in part.batch.ranges]
             if len(keys) == 1:
-                self._pause({keys[0]: str(error)}, consumers)
+                if isinstance(error, CallRunningError):
+                    self._called[keys[0]] = _Called(part, sourced, consumers[keys[0]])
+                else:
+                    self._pause({keys[0]: str(error)}, consumers)
                 return
             records_of = sourced.by_lease(lambda shard: shard.record_count)
             for key in keys:
@@ -216,6 +260,17 @@ class BatchRunner:
                 if not set(positions_of(records)) <= set(known):
                     raise _FailedAgainError(f"records of {key} fail")
         return written
+
+    @contextmanager
+    def _in_batch(self, consumers: Iterable[ShardConsumer]) -> Iterator[None]:
+        """Note the shards of a batch, so that `StallWatch` reports them if the batch hangs."""
+        for consumer in consumers:
+            consumer.in_batch = True
+        try:
+            yield
+        finally:
+            for consumer in consumers:
+                consumer.in_batch = consumer.lease_key in self._called
 
     # -- outcomes of a batch
 
@@ -429,15 +484,3 @@ class CommitSteps:
         began = self._clock.monotonic()
         yield
         timings[step] = timings.get(step, 0.0) + (self._clock.monotonic() - began) * 1000
-
-
-@contextmanager
-def _in_batch(consumers: Iterable[ShardConsumer]) -> Iterator[None]:
-    """Note the shards of a batch, so that `StallWatch` reports them if the batch hangs."""
-    for consumer in consumers:
-        consumer.in_batch = True
-    try:
-        yield
-    finally:
-        for consumer in consumers:
-            consumer.in_batch = False

@@ -62,7 +62,8 @@ class ShardConsumer:
             worker has written.
         moved_at: When the last batch was committed or a parent last moved (monotonic seconds).
         parents_reached: Positions of the parents at the last look.
-        in_batch: Whether the batch that is being processed has ranges of this shard.
+        in_batch: Whether the batch that is being processed has ranges of this shard, or its record
+            processor has not returned from a call for the last one.
         restarted: Whether the shard is read again after a failure.
         error: The error of the last failed step.
         refused: Why the table was refused at the last step (`OtherTableError`). None: it was not.

@@ -135,6 +135,7 @@ class Worker:
                 self.worker_id,
                 self.leases,
                 self.source.lag,
+                clock,
                 events,
                 self._stop.is_set,
                 parallel=dependencies.parallel,
@@ -150,7 +151,12 @@ class Worker:
             self._pools.map_commits,
         )
         self.stalls = StallWatch(dependencies, self.leases, self.lifecycle, self.source)
-        self.hangs = HangWatch(dependencies, self._activity, self.stalls.waiting)
+        self.hangs = HangWatch(
+            dependencies,
+            self._activity,
+            self.stalls.waiting,
+            sink.running if isinstance(sink, ProcessorCalls) else tuple,
+        )
         self._processing = Processing(dependencies, self._activity, self.hangs, self._ending)
         self.stats, self._lag = WorkerStats(dependencies, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None

@@ -15,6 +15,7 @@ HEALTHY = {
     ev.TaskFinished,
     ev.LagMeasured,
     ev.MemoryMeasured,
+    ev.ProcessorCalled,
     ev.ReadFinished,
     ev.CycleFinished,
     ev.ArrowMemorySkipped,

@@ -57,6 +57,14 @@ class Calls:
             if name != "process_records" or index == 0 or names[index - 1] != name
         ]
 
+    def calls_of(self, number):
+        """The shard of the processor with this number."""
+        return next(
+            given.shard_id
+            for made, name, given in self.calls
+            if (made, name) == (number, "initialize")
+        )
+
     def inputs(self, name):
         return [given for _, called, given in self.calls if called == name]
 

@@ -7,7 +7,14 @@ import threading
 import pytest
 
 from kcl_pipeline.background import Background
-from kcl_pipeline.events import RecordsDeadLettered, ShardPaused, ShardResumed, WorkerHung
+from kcl_pipeline.events import (
+    BatchCommitted,
+    ProcessorCalled,
+    RecordsDeadLettered,
+    ShardPaused,
+    ShardResumed,
+    WorkerHung,
+)
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
@@ -202,6 +209,23 @@ def test_an_error_of_process_records_pauses_its_shard_and_repeats_the_records(ca
     others = [value for value in data if failed.count(value) == 1]
     assert len(others) > 60, "the shards that did not fail get nothing twice"
     assert len(calls.made) == 3, "the processor stays"
+
+
+def test_each_call_is_measured(calls):
+    world = world_of(calls, retrieval={"max_records": 10})
+    world.put(*numbered(25))
+    world.run(10)
+    calls.acts["process_records"] = boom
+    world.put(*numbered(3))
+    world.run(5)
+    measured = world.of(ProcessorCalled)
+    assert len(measured) == len(calls.inputs("process_records"))
+    sizes = [len(given.records) for given in calls.inputs("process_records")]
+    assert [event.records for event in measured] == sizes
+    assert {(event.records, event.succeeded) for event in measured} >= {(10, True), (3, False)}
+    assert {event.lease_key for event in measured} == {"shardId-000000000000"}
+    committed = world.of(BatchCommitted)[0]
+    assert "write" not in committed.milliseconds, "its metric is that of the calls"
 
 
 @pytest.mark.parametrize("way", ["attribute", "setting"])

@@ -70,6 +70,7 @@ SAMPLES = [
     ev.TaskFinished("w1", ev.LeaseTask.REPORT, 6.0, succeeded=False),
     ev.LagMeasured("w1", {"123:orders:9:shardId-1": 1500, "shardId-2": 0}, 1),
     ev.MemoryMeasured("w1", 3_000_000, 536_870_912),
+    ev.ProcessorCalled("w-1", "shardId-1", 10, 12.0, succeeded=True),
     ev.ReadFinished("shardId-1", 12.0, succeeded=True),
     ev.CycleFinished("w1", False, 1.0, True),
     ev.CycleFinished("w1", True, 30.0, True, leases=4, workers=2, streams=1),

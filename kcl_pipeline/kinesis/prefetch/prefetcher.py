@@ -6,7 +6,7 @@ import math
 import random
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kcl_pipeline.clock import Clock, StopSignal
@@ -77,7 +77,8 @@ class Prefetcher:
         """
         interval = settings.min_batch_interval_millis / 1000
         with self._lock:
-            heads = [slot.buffer[0] for slot in self._slots.values() if slot.buffer]
+            slots = [slot for slot in self._slots.values() if not slot.held]
+            heads = [slot.buffer[0] for slot in slots if slot.buffer]
             if not heads:
                 return None
             if (
@@ -91,7 +92,7 @@ class Prefetcher:
                 head.fetched + interval * (LAGGING_FACTOR if head.chunk.millis_behind_latest else 1)
                 for head in heads
             )
-            reading = [slot for slot in self._slots.values() if not slot.reader.ended]
+            reading = [slot for slot in slots if not slot.reader.ended]
             if not any(not s.pushed and (s.busy or s.pace.due < latest) for s in reading):
                 pushed = any(slot.pushed for slot in reading)
                 latest = min(latest, self._taken_at + interval) if pushed else -math.inf
@@ -203,6 +204,20 @@ class Prefetcher:
                 self._taken_at = self._clock.monotonic()
         return taken
 
+    def hold(self, lease_keys: Collection[str]) -> None:
+        """Keep the records of these shards, and read no more of them, until the next call.
+
+        If the buffer is full, the shards are removed: the others need the room.
+        """
+        dropped: list[Reader | None] = []
+        with self._lock:
+            for key, slot in self._slots.items():
+                slot.held = key in lease_keys
+            if lease_keys and (self._cost >= self._max_cost or self._pages.is_full()):
+                dropped = [self._drop(key) for key in lease_keys]
+        for reader in dropped:
+            _close(reader)
+
     def release_taken(self) -> None:
         """Release the memory of all records that were taken. Their batch has ended."""
         with self._lock:
@@ -275,7 +290,11 @@ class Prefetcher:
     # The methods below need the lock.
 
     def _next(self, now: float) -> tuple[Slot | None, float]:
-        idle = [slot for slot in self._slots.values() if not slot.busy and not slot.reader.ended]
+        idle = [
+            slot
+            for slot in self._slots.values()
+            if not (slot.busy or slot.held or slot.reader.ended)
+        ]
         if not idle:
             return None, MAX_WAIT_SECONDS
         slot = min(idle, key=lambda s: s.pace.due)
@@ -317,7 +336,7 @@ class Prefetcher:
 
     def _note_end_of_read(self) -> None:
         """Wake the waiting thread: the records may not have to wait any longer (`ready_in`)."""
-        if any(slot.buffer for slot in self._slots.values()):
+        if any(slot.buffer and not slot.held for slot in self._slots.values()):
             self._fresh = True
             if self._arrival is not None:
                 self._arrival.set()
@@ -337,7 +356,7 @@ class Prefetcher:
         waiting = [
             (key, slot)
             for key, slot in self._slots.items()
-            if slot.buffer and given.get(key, 0) < left.get(key, sys.maxsize)
+            if slot.buffer and not slot.held and given.get(key, 0) < left.get(key, sys.maxsize)
         ]
         return min(
             waiting,

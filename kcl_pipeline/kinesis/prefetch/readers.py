@@ -88,3 +88,4 @@ class Slot:
     read_at: float | None = None
     error: str | None = None
     behind: int | None = None
+    held: bool = False

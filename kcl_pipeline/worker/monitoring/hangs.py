@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import WorkerHung, WorkerResumed
+from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
 from kcl_pipeline.leases.state.worker_status import HungState
+from kcl_pipeline.processors.thread import RunningCall
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.activity import Activity, Doing
 from kcl_pipeline.worker.monitoring.stacks import thread_stacks
@@ -28,6 +29,8 @@ class HangWatch:
         activity: What the processing thread does.
         waiting: Returns the held leases that may have records that are not committed, unless they
             were read to their end after a time (monotonic seconds).
+        calls: Returns the running calls of record processors, the longest first. One that lasts as
+            long as a step that hangs is reported like it, although the other shards go on.
 
     Attributes:
         hung: The state at the last look. None: the worker is not hung.
@@ -40,10 +43,12 @@ class HangWatch:
         dependencies: WorkerDependencies,
         activity: Activity,
         waiting: Callable[[float], tuple[str, ...]],
+        calls: Callable[[], Sequence[RunningCall]] = tuple,
     ) -> None:
         self._dependencies = dependencies
         self._activity = activity
         self._waiting = waiting
+        self._calls = calls
         settings = dependencies.settings.worker
         self._after_seconds = settings.hung_after_millis / 1000
         self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
@@ -59,12 +64,18 @@ class HangWatch:
 
     def look(self) -> None:
         """Check the processing thread once."""
-        now, doing = self._dependencies.clock.monotonic(), self._activity.now
+        now, doing, calls = self._dependencies.clock.monotonic(), self._activity.now, self._calls()
+        is_call = bool(calls) and calls[0].since <= doing.since
+        if is_call:
+            doing = Doing(HangStep.COMMITTING, calls[0].since, calls[0].thread, is_users=True)
         seconds = self._seconds_in(doing, now)
         if doing.step is None or seconds < self._after_seconds:
             self._resume()
             return
         waiting = self._waiting(doing.since)
+        if is_call:
+            hung = [call for call in calls if now - call.since >= self._after_seconds]
+            waiting = tuple(sorted({call.lease_key for call in hung}))
         if not waiting:
             self._resume()
             return
@@ -83,7 +94,7 @@ class HangWatch:
 
     def _seconds_in(self, doing: Doing, now: float) -> float:
         """Return for how long the step has lasted while this worker ran."""
-        if self._observed is not doing:
+        if self._observed != doing:
             self._observed, self._observed_at, self._seconds = doing, doing.since, 0.0
         self._seconds += min(now - self._observed_at, self._longest_gap_seconds)
         self._observed_at = now

@@ -15,6 +15,7 @@ from kcl_pipeline.events import BatchCommitted
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import WorkerTotals
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.worker.commit import Committed
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.splitting import SplitBatch
@@ -95,6 +96,9 @@ class WorkerStats:
             period.latencies.extend(waits)
         if done.version is not None and self._dependencies.sink.stores_positions:
             self.table_version = done.version
+        # A record processor writes nothing. Its calls are measured one by one.
+        is_written = not isinstance(self._dependencies.sink, ProcessorCalls)
+        writing = {"write": written_millis} if is_written else {}
         self._recent.note(written_millis + sum(done.milliseconds.values()), waits)
         self._dependencies.events(
             BatchCommitted(
@@ -103,7 +107,7 @@ class WorkerStats:
                 part.records - failed,
                 read,
                 done.lease_keys,
-                {**sourced.milliseconds, "write": written_millis, **done.milliseconds},
+                {**sourced.milliseconds, **writing, **done.milliseconds},
                 done.version,
                 {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys},
                 {key: data_of[key] for key in done.lease_keys},

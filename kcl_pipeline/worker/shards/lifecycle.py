@@ -87,6 +87,7 @@ class Lifecycle:
         self._losses = LossCheck(dependencies, initial, stored)
         self._ended = EndedLeases(dependencies, leases)
         self._backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
+        self._stop_seconds = dependencies.settings.worker.stop_timeout_millis / 1000
         self.consumers: dict[str, ShardConsumer] = {}
         sink = dependencies.sink
         self._processors = sink if isinstance(sink, ProcessorCalls) else None
@@ -153,7 +154,11 @@ class Lifecycle:
         """
         self._ended.clean(self.consumers, stop, self.consumers.pop)
         now = self._dependencies.clock.monotonic()
-        due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
+        due = [
+            c
+            for c in self.consumers.values()
+            if c.state not in _WITHOUT_STEPS and c.due <= now and not self._is_called(c.held)
+        ]
         if not due:
             return
         blocked = [c for c in due if c.state is ConsumerState.BLOCKED]
@@ -176,13 +181,7 @@ class Lifecycle:
         starting = [c for c in due if c.state is ConsumerState.STARTING and c.due <= now]
         started = self.commit.start(starting, seen) if starting else {}
         if self._processors is not None:
-            reading = [
-                (c.held, c.stream.name)
-                for c in starting
-                if isinstance(position := started[c.lease_key], Position)
-                and not position.is_shard_end
-            ]
-            started |= self._processors.begin(reading)
+            started = self._with_processors(self._processors, starting, started)
         for consumer in due:
             if stop.is_set():
                 return
@@ -191,6 +190,25 @@ class Lifecycle:
                 self._attempt(consumer, partial(self._begin, outcome=outcome))
             elif consumer.state is ConsumerState.ENDING:
                 self._attempt(consumer, self._lose if consumer.shard_gone else self._end)
+
+    def _with_processors(
+        self,
+        processors: ProcessorCalls,
+        starting: Sequence[ShardConsumer],
+        started: Mapping[str, Position | Exception],
+    ) -> dict[str, Position | Exception]:
+        """Initialize the processors of shards that will be read; leave out those that still run."""
+        reading = [
+            (c.held, c.stream.name)
+            for c in starting
+            if isinstance(position := started[c.lease_key], Position) and not position.is_shard_end
+        ]
+        outcomes = {**started, **processors.begin(reading)}
+        return {key: one for key, one in outcomes.items() if not processors.is_busy(key)}
+
+    def _is_called(self, held: Held) -> bool:
+        """Return whether a call of the record processor of a shard has not returned."""
+        return self._processors is not None and self._processors.is_busy(held.lease_key)
 
     def _attempt(self, consumer: ShardConsumer, step: Callable[[ShardConsumer], None]) -> None:
         now = self._dependencies.clock.monotonic()
@@ -270,8 +288,8 @@ class Lifecycle:
             consumer.is_refused = True
             self.restart(consumer)
             return
-        if self._processors is not None:
-            self._processors.end(consumer.held)
+        if not self._is_processor_done(consumer.held):
+            return
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
@@ -282,6 +300,10 @@ class Lifecycle:
                 tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
             )
         )
+
+    def _is_processor_done(self, held: Held) -> bool:
+        """Call `shard_ended` of the processor, if there is one; return whether it has returned."""
+        return self._processors is None or self._processors.end(held)
 
     def _await_keys(self, lease: Lease, children: Sequence[ChildShard]) -> None:
         """Wait until no row of a former stream has the key of a child.
@@ -378,6 +400,7 @@ class Lifecycle:
                 leaving.append((held, consumer))
         if self._processors is not None:
             self._processors.leave([held for held, _ in leaving])
+            leaving = [(held, consumer) for held, consumer in leaving if not self._is_called(held)]
         return sum(self._map(self._hand_over, leaving))
 
     def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:
@@ -434,7 +457,7 @@ class Lifecycle:
             self._source.end(key)
         released = [consumer.held for consumer in self.consumers.values()]
         if self._processors is not None:
-            self._processors.leave(released)
+            self._processors.leave(released, self._stop_seconds)
         list(map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
         kept = {
             key: consumer
@@ -455,7 +478,7 @@ class Lifecycle:
             )
         )
         if self._processors is not None:
-            self._processors.lose(released)
+            self._processors.lose(released, self._stop_seconds)
 
     def _release(self, held: Held) -> None:
         try:

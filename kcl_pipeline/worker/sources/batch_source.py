@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +69,12 @@ class BatchSource(Protocol):
 
     def fetch(self) -> float:
         """Run one step of a fetch thread; return the seconds until the next one is useful."""
+
+    def hold(self, lease_keys: Collection[str]) -> None:
+        """Keep the records of these shards, and read no more of them, until the next call.
+
+        Their records may be dropped. Then the shard is not read any more (see `state_of`).
+        """
 
     def next(self, batch_id: str, committed: Mapping[str, Position | None]) -> SourcedBatch | None:
         """Return the next batch, if it is large enough or has waited for the batch interval.

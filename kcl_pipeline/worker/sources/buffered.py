@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -71,6 +71,9 @@ class BufferedSource:
 
     def fetch(self) -> float:  # noqa: D102
         return self._prefetcher.step()
+
+    def hold(self, lease_keys: Collection[str]) -> None:  # noqa: D102
+        self._prefetcher.hold(lease_keys)
 
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -133,6 +133,9 @@ class RangeSource:
 
     def fetch(self) -> float:  # noqa: D102
         return 1.0
+
+    def hold(self, lease_keys: Collection[str]) -> None:
+        """Do nothing: executors do not read for record processors."""
 
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]

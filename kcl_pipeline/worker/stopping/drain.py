@@ -303,6 +303,7 @@ class DrainWatch:
         reading = self._source.state_of(consumer.lease_key)
         return (
             consumer.state is ConsumerState.READING
+            and not consumer.in_batch
             and reading is not None
             and reading.caught_up
             and reading.read_at is not None

@@ -88,9 +88,31 @@ INSTRUMENTS: Final = (
         "RecordProcessor.processRecords.Time",
         _PROCESS,
         SUMMARY,
-        "transform of a batch and write of its files, per shard",
-        _phase("write"),
+        "a call of a record processor; otherwise the transform of a batch and the write of its "
+        "files, per shard",
+        {
+            ev.BatchCommitted: lambda e: e.milliseconds.get("write"),
+            ev.ProcessorCalled: lambda e: e.milliseconds,
+        },
         dimensions=OF_LEASE,
+    ),
+    counter(
+        "RecordProcessor.processRecords.Failures",
+        _PROCESS,
+        SUMMARY,
+        "calls of a record processor that raised an error",
+        {ev.ProcessorCalled: lambda e: int(not e.succeeded)},
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "RecordProcessor.processRecords.Records",
+        _PROCESS,
+        SUMMARY,
+        "records of the calls of record processors, also of those that are repeated",
+        {ev.ProcessorCalled: lambda e: e.records},
+        dimensions=OF_LEASE,
+        in_kcl=False,
     ),
     counter(
         "KinesisDataFetcher.getRecords.Success",
