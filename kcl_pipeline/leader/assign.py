@@ -34,7 +34,12 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import CycleFailed, DrainRequested, EventSink, PlanMade
 from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
-from kcl_pipeline.leader.kcl2 import TAKE_AND_STEAL, UpgradeFrom2x, workers_take_leases
+from kcl_pipeline.leader.kcl2 import (
+    TAKE_AND_STEAL,
+    UpgradeFrom2x,
+    workers_may_be_missing,
+    workers_take_leases,
+)
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection, NotLeadingError, lock_settings
 from kcl_pipeline.leader.moves import MoveWriter
@@ -337,7 +342,7 @@ class LeaseAssignment:
                 self._worker_table,
                 self._clock,
                 is_multi_stream=self._settings.is_multi_stream,
-                workers_may_be_missing=self._version.is_2x,
+                workers_may_be_missing=workers_may_be_missing(self._version),
             ),
             # A process that does not lead has no lock to keep
             self._spawn if self.election.held is not None else None,

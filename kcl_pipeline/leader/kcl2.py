@@ -5,17 +5,19 @@ while workers of KCL 2.x may run. Every worker decides alone, from one scan of t
 writes conditionally. The decision (`leases_to_take`) is pure: a random choice comes from the
 generator that is passed in. As in KCL, leases of finished shards count.
 
-`UpgradeFrom2x` ends this mode when every worker knows KCL 3.x.
+`UpgradeFrom2x` ends this mode when every worker knows KCL 3.x. After a rollback to 2.x, index and
+worker metrics may be missing: see `replaced_tasks`, `workers_may_be_missing` and `RollForward`. No
+other module asks which of the two versions an application has.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -25,6 +27,7 @@ from kcl_pipeline.events import (
     ClientVersionChanged,
     EventSink,
     LeaseMoved,
+    LeaseTask,
     MoveRefused,
     PlanMade,
 )
@@ -276,6 +279,7 @@ class LeaseTaker:
             assignment.enable_priority_lease_assignment,
         )
         self._ages = _Ages()
+        self._spilled = 0
 
     def forget(self) -> None:
         """Forget all observations, while somebody leads."""
@@ -293,7 +297,10 @@ class LeaseTaker:
         self._ages.observe(found, self._clock.monotonic())
         seen = [self._with_age(lease, began) for lease in found]
         takings = leases_to_take(self._worker_id, seen, self._limits, self._rng)
-        if takings.takes or takings.spilled:
+        # A plan without moves is told once: each run would repeat it.
+        is_news = takings.spilled and takings.spilled != self._spilled
+        self._spilled = takings.spilled
+        if takings.takes or is_news:
             millis = (self._clock.monotonic() - began) * 1000
             counts = (len(takings.takes), takings.available, takings.spilled)
             self._events(PlanMade(TAKE_AND_STEAL, *counts, millis))
@@ -335,6 +342,13 @@ class LeaseTaker:
         return True
 
 
+class Creatable(Protocol):
+    """A table of the application."""
+
+    def ensure_exists(self) -> object:
+        """Create it, if it does not exist."""
+
+
 READY_SECONDS: Final = 600.0
 """Time for which an application must be ready without a break, as in KCL."""
 CHECK_SECONDS: Final = 60.0
@@ -344,6 +358,59 @@ CHECK_SECONDS: Final = 60.0
 def workers_take_leases(settings: ConsumerSettings, version: ClientVersion) -> bool:
     """Return whether workers take leases from each other, so that a leader assigns none."""
     return settings.coordination == "leaderless" or version.is_leaderless
+
+
+def workers_may_be_missing(version: ClientVersion) -> bool:
+    """Return whether there may be no table of worker metrics: KCL's rollback deletes it."""
+    return version.is_2x
+
+
+def replaced_tasks(version: ClientVersion) -> frozenset[LeaseTask]:
+    """Return the periodic tasks that a worker must not run.
+
+    After a rollback to KCL 2.x there may be no index to discover leases by, and no table to report
+    to. The leases come from `LeaseTaker` only.
+    """
+    return frozenset({LeaseTask.DISCOVERY, LeaseTask.REPORT} if version.is_2x else ())
+
+
+class RollForward:
+    """Creates index and worker-metrics table again after a roll forward from the version 2X.
+
+    KCL's migration tool deletes both in a rollback. The index may take minutes.
+
+    Args:
+        version: The client version of this process.
+        tables: The tables.
+        events: Receives errors.
+        spawn: Starts the thread that creates them.
+    """
+
+    def __init__(
+        self,
+        version: ClientVersion,
+        tables: Sequence[Creatable],
+        events: EventSink,
+        spawn: Callable[[str, Callable[[], None]], object],
+    ) -> None:
+        self._version = version
+        self._tables = tables
+        self._events = events
+        self._spawn = spawn
+        self._was_2x = False
+
+    def look(self) -> None:
+        """Begin to create the tables, if the version has just been 2X."""
+        was_2x, self._was_2x = self._was_2x, self._version.is_2x
+        if was_2x and not self._was_2x:
+            self._spawn("tables", self._create)
+
+    def _create(self) -> None:
+        for table in self._tables:
+            try:
+                table.ensure_exists()
+            except AwsError as error:
+                self._events(AwsTrouble("creation of tables", str(error)))
 
 
 def followed_version(

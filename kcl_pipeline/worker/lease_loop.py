@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -64,8 +64,8 @@ class LeaseLoop:
     index and the report have one each. A row has at most one call of this loop in flight. What
     other threads write is excluded by `HeldLeases`, which skips a row that another thread writes.
 
-    In an application that was rolled back to KCL 2.x (`is_2x`), there may be no index and no worker
-    metrics row: leases come from `coordination` only. `no_table` is called when a table is missing.
+    `replaced` returns the tasks that another module does in its way, or that must not be done. The
+    loop then leaves them out. `no_table` is called when a table is missing.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LeaseLoop:
         useless: UselessWatch,
         lag: Callable[[], Lag],
         has_committed: Callable[[], bool],
-        is_2x: Callable[[], bool],
+        replaced: Callable[[], Collection[LeaseTask]],
         no_table: Callable[[], None],
     ) -> None:
         self._no_table = no_table
@@ -95,7 +95,7 @@ class LeaseLoop:
         self._lag = lag
         self._has_committed = has_committed
         self._has_told_commit = False
-        self._is_2x = is_2x
+        self._replaced = replaced
         self._source = source
         self._calls = calls
         self._sweep: _Sweep | None = None
@@ -121,6 +121,7 @@ class LeaseLoop:
         """
         self._calls.collect()
         self._report_sweep(is_over=False)
+        replaced = self._replaced()
         if self._reporter.taken is not None:  # another process has the leases
             return FIRST_DISCOVERY_SECONDS
         if self._renewal.ready():
@@ -134,7 +135,7 @@ class LeaseLoop:
             self._report_sweep(is_over=False)
             self._stalls.look()
             self._hangs.look()
-            if not self._is_2x():  # its discovery is another one
+            if LeaseTask.DISCOVERY not in replaced:
                 self._useless.look(self._leases, self._source)
             lag = self._lag()
             self._dependencies.events(
@@ -149,10 +150,11 @@ class LeaseLoop:
                 )
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()
-            if not (self._stop.is_set() or self._is_2x()):
+            if not self._stop.is_set() and LeaseTask.DISCOVERY not in replaced:
                 self._calls.start(LeaseTask.DISCOVERY, self._discover)
         captures = self._capture.ready()
-        reports = (self._report.ready() or self._is_first_commit()) and not self._is_2x()
+        is_due = self._report.ready() or self._is_first_commit()
+        reports = is_due and LeaseTask.REPORT not in replaced
         # After a stop the row is deleted, and a late report would write it again
         if (captures or reports) and not self._stop.is_set():
             self._calls.start(

@@ -26,6 +26,7 @@ from kcl_pipeline.events import (
     WorkerStopped,
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.leader.kcl2 import replaced_tasks
 from kcl_pipeline.leases.application.identity import streams_as_recorded
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import check_application
@@ -183,7 +184,7 @@ class Worker:
             useless=self.useless,
             lag=self.lag,
             has_committed=lambda: self.stats.batches > 0,
-            is_2x=lambda: self.coordination.version.is_2x,
+            replaced=lambda: replaced_tasks(self.coordination.version),
             no_table=tables.note,
         ).tick
         self.coordination = Coordination(dependencies, self.leases, lookups, self._stop, tables)

@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ThrottledError
-from kcl_pipeline.events import AwsTrouble, LeaseMoved, MoveRefused
+from kcl_pipeline.events import AwsTrouble, LeaseMoved, MoveRefused, PlanMade
 from kcl_pipeline.leader.kcl2 import LeaseTaker
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -206,3 +206,13 @@ def test_the_strategy_balanced_evens_two_clusters(two_clusters):
     moved = world.happened(LeaseMoved)
     world.run(600)
     assert world.happened(LeaseMoved) == moved
+
+
+def test_a_plan_without_moves_is_told_once():
+    """The target is above the limit of the worker in every run."""
+    fleet = TakingFleet(10, assignment={"max_leases_for_worker": 4})
+    fleet.join("a-1")
+    fleet.run(120)
+    assert fleet.counts() == {"a-1": 4}
+    plans = [event for event in fleet.events if isinstance(event, PlanMade)]
+    assert [(plan.moves, plan.spilled) for plan in plans] == [(4, 6)]

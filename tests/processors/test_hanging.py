@@ -221,3 +221,18 @@ def test_a_stop_releases_the_leases_of_the_others(hang):
     world.worker.shut_down(Background(world.clock), StopReason.STOPPED)
     assert {lease.owner for lease in rows_of(world).values()} == {None}
     assert len(calls.inputs("shutdown_requested")) == len(calls.inputs("lease_lost")) == 2
+
+
+def test_a_drain_waits_for_its_call(hang):
+    hanging = hang("process_records")
+    world, calls = hanging.world(), hanging.calls
+    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
+    put_into(world, 1, b"v")
+    drain = world.worker.drain_watch()
+    run_until(world, hanging.began.is_set)
+    for _ in range(100):
+        run(world, 0.05)
+        assert not drain.done()
+    hanging.release.set()
+    run_until(world, drain.done)
+    assert drain.unread() is None

@@ -5,7 +5,12 @@ from __future__ import annotations
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.leader.kcl2 import LeaseTaker, followed_version, workers_take_leases
+from kcl_pipeline.leader.kcl2 import (
+    LeaseTaker,
+    RollForward,
+    followed_version,
+    workers_take_leases,
+)
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -55,7 +60,12 @@ class Coordination:
             dependencies.clock,
             dependencies.events,
         )
-        self._was_2x = False
+        self._roll_forward = RollForward(
+            self.version,
+            (dependencies.worker_table, dependencies.lease_table),
+            dependencies.events,
+            dependencies.spawn,
+        )
         self._soon_seconds = settings.lease.renewal_interval_millis / 1000
         failover_millis = settings.lease.failover_time_millis + settings.lease.epsilon_millis
         self._usual_seconds = 2 * failover_millis / 1000
@@ -73,7 +83,7 @@ class Coordination:
         """Run what is due; return the seconds until the next call."""
         self._tables.restore(self.version.start)
         attempt("look at the client version", self.version.look, self._dependencies.events)
-        self._restore_tables()
+        self._roll_forward.look()
         pause = self.standby.tick()
         if self._dependencies.leader is not None and self._dependencies.leader.misses_table:
             self._tables.note()
@@ -83,21 +93,6 @@ class Coordination:
         if now >= self._next_run:
             self._next_run = now + self._run()
         return min(pause, max(self._next_run - self._dependencies.clock.monotonic(), 0.0))
-
-    def _restore_tables(self) -> None:
-        """Create index and worker-metrics table again after a roll forward from the version 2X.
-
-        KCL's migration tool deletes both in a rollback. The index may take minutes.
-        """
-        was_2x, self._was_2x = self._was_2x, self.version.is_2x
-        if was_2x and not self._was_2x:
-            tables = (self._dependencies.worker_table, self._dependencies.lease_table)
-
-            def restore() -> None:
-                for table in tables:
-                    attempt("creation of tables", table.ensure_exists, self._dependencies.events)
-
-            self._dependencies.spawn("tables", restore)
 
     def _takes_leases(self) -> bool:
         """Return whether workers take leases from each other; forget what was seen if not."""
