@@ -67,9 +67,11 @@ def status(
     from kcl_pipeline.status.rows import OwnerChanges  # noqa: PLC0415
     from kcl_pipeline.status.snapshot import READS, compared, read_snapshot  # noqa: PLC0415
 
+    kinesis = app.kinesis if app.names_streams else None
+
     def look() -> Snapshot:
-        found = read_snapshot(app.tables, app.settings, app.clock)
-        if len(found.failures) == READS:  # nothing can be shown
+        found = read_snapshot(app.tables, app.settings, app.clock, kinesis)
+        if len(found.failures) >= READS:  # nothing can be shown
             raise found.failures[0].error
         return found
 

@@ -8,6 +8,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from kcl_pipeline.orchestration.assets.names import CONTINUOUS, MODE_TAG
 from kcl_pipeline.orchestration.assets.runs.runs import ACTIVE, RunView
+from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, duration_text, printable
 
 QUEUED_LONG_SECONDS: Final = 60.0
@@ -44,7 +45,7 @@ class Places:
         return start if self.limit is None else min(start, max(self.free, 0))
 
 
-def places_problem(missing: int, places: Places) -> str | None:
+def places_problem(missing: int, places: Places) -> RunProblem | None:
     """Say that workers are not started, because they have no place. None: all have one.
 
     Args:
@@ -57,11 +58,12 @@ def places_problem(missing: int, places: Places) -> str | None:
     verb = "is" if waiting == 1 else "are"
     text = f"{counted(waiting, 'worker')} {verb} not started: the run limit {places.limit} "
     if places.limit == 1:
-        return f"{text}(max_concurrent_runs) is too small for workers and other runs"
-    return (
-        f"{text}(max_concurrent_runs) has {counted(places.limit - 1, 'place')} for all workers, "
-        "and 1 is kept for other runs"
-    )
+        text += "(max_concurrent_runs) is too small for workers and other runs"
+    else:
+        places_left = counted(places.limit - 1, "place")
+        text += f"(max_concurrent_runs) has {places_left} for all workers, "
+        text += "and 1 is kept for other runs"
+    return RunProblem("runs_without_place", text)
 
 
 def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
@@ -76,7 +78,7 @@ def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
 
 def queue_problem(
     active: Sequence[RunView], instance: DagsterInstance, tags: Mapping[str, str], now: float
-) -> str | None:
+) -> RunProblem | None:
     """Say that runs wait in the queue for long, and which limit keeps them there.
 
     Args:
@@ -94,9 +96,10 @@ def queue_problem(
     seconds = now - waiting[0].created
     verb = "has" if len(waiting) == 1 else "have"
     reason = " and ".join(reached_limits(instance, tags)) or _NO_LIMIT_REACHED
-    return (
+    return RunProblem(
+        "runs_queued",
         f"{counted(len(waiting), 'worker run')} {verb} been queued for up to "
-        f"{duration_text(seconds)}: {reason}"
+        f"{duration_text(seconds)}: {reason}",
     )
 
 
