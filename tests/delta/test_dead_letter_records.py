@@ -184,7 +184,7 @@ def test_later_rows_are_neither_read_nor_marked(uri: str) -> None:
     assert data(found) == [[[b"1/0", b"2/0"]]]
     assert mark_records(uri, None, named_by(found), LATER) == 2
     waiting = opened(uri)
-    assert (waiting.records, waiting.named().num_rows) == (2, 3)
+    assert (waiting.records, named_by(waiting).num_rows) == (2, 3)
     assert data(found) == [[[b"1/0", b"2/0"]]], "the version is read as it was"
 
 
