@@ -47,6 +47,7 @@ class WorkerMetricsReporter:
         provider: MetricProvider | None,
         *,
         run_id: str | None = None,
+        replaces: str | None = None,
         status: Callable[[], WorkerStatus] | None = None,
     ) -> None:
         self._table = table
@@ -54,6 +55,7 @@ class WorkerMetricsReporter:
         self._clock = clock
         self._provider = None if settings.disable_worker_metrics else provider
         self._run_id = run_id
+        self._replaces = replaces
         self._status = status
         self._raw: deque[float] = deque(maxlen=MAX_RAW_VALUES)
         self._averages: deque[float] = deque(
@@ -178,6 +180,7 @@ class WorkerMetricsReporter:
             own_cpu=averages if is_own else (),
             run_id=self._run_id,
             status=None if self._status is None else self._status(),
+            replaces=self._replaces,
         )
 
     def deregister(self) -> None:

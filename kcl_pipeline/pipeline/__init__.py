@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-    from kcl_pipeline.status.snapshot import Snapshot
     from kcl_pipeline.worker.worker import Worker
 
     _Options = ParamSpec("_Options")
@@ -241,63 +240,33 @@ class KinesisPipeline:
             select=select_function(self.streams, clients, clock),
         )
 
-    def leases(
+    def distribution(
         self, *, clients: AwsClients | None = None, clock: Clock | None = None
     ) -> pd.DataFrame:
-        """Read the tables, and return the leases as a DataFrame.
-
-        Example:
-            >>> leases = orders.leases()  # doctest: +SKIP
-            >>> leases.groupby("worker")["kbps"].sum()  # doctest: +SKIP
+        """Read the lease and worker-metrics tables, and count the leases by group and worker.
 
         Args:
             clients: The boto3 clients. None: those of the standard environment.
             clock: The clock. None: the system clock.
 
         Returns:
-            One row per lease, those that need attention first. `worker` processes the shard,
-            `state` is `held`, `no owner`, `ended` or another state, `lag_seconds` is the age of
-            the oldest record that is not committed, `kbps` the throughput in KiB/s,
-            `checkpoint` the position.
-            `kcl-pipeline status --json` has the same columns.
+            One row per worker, sorted by group and worker. `group` and `worker` are texts, and
+            empty for leases without an owner. `leases` is the number of leases that are not
+            ended, `ended` of those at the end of their shard, and `handing_over` of those in a
+            handoff. `throughput_kbps` is the sum of the leases' moving averages, in KiB/s.
 
         Raises:
             KclError: The tables cannot be read.
         """
-        from kcl_pipeline.status.frames import lease_frame  # noqa: PLC0415 (it loads pandas)
-
-        return lease_frame(self._snapshot(clients, clock))
-
-    def worker_rows(
-        self, *, clients: AwsClients | None = None, clock: Clock | None = None
-    ) -> pd.DataFrame:
-        """Read the tables, and return the workers as a DataFrame.
-
-        Args:
-            clients: The boto3 clients. None: those of the standard environment.
-            clock: The clock. None: the system clock.
-
-        Returns:
-            One row per worker with a row in the worker-metrics table, sorted by id, with `group`,
-            the number of `leases`, `kbps`, `cpu_percent`, `lag_seconds` and others.
-            `kcl-pipeline status --json` has the same columns.
-
-        Raises:
-            KclError: The tables cannot be read.
-        """
-        from kcl_pipeline.status.frames import worker_frame  # noqa: PLC0415 (it loads pandas)
-
-        separator = self.settings.worker.worker_group_separator
-        return worker_frame(self._snapshot(clients, clock), separator)
-
-    def _snapshot(self, clients: AwsClients | None, clock: Clock | None) -> Snapshot:
-        from kcl_pipeline.status.snapshot import read_snapshot  # noqa: PLC0415 (few need it)
+        from kcl_pipeline.leases.distribution import distribution  # noqa: PLC0415 (pandas)
 
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
-        found = read_snapshot(open_tables(self.settings, clients, clock), self.settings, clock)
-        if found.failures:
-            raise found.failures[0].error
-        return found
+        tables = open_tables(self.settings, clients, clock)
+        return distribution(
+            tables.lease.list_leases().leases,
+            [worker.worker_id for worker in tables.workers.scan_workers().workers],
+            self.settings.worker.worker_group_separator,
+        )
 
     def build_leader(
         self,
@@ -354,6 +323,7 @@ class KinesisPipeline:
         events: EventSink = ignore_events,
         stop: StopSignal | None = None,
         run_id: str | None = None,
+        replaces: str | None = None,
         leads: bool = True,
         leader_patience_seconds: float = 0.0,
     ) -> Worker:
@@ -367,6 +337,8 @@ class KinesisPipeline:
             events: Receives the events of the worker.
             stop: Stops the start-up.
             run_id: Identifies this process. None: derived from the worker id and the time.
+            replaces: Id of the worker whose leases the leader moves to this one. None: of no
+                worker.
             leads: Whether the worker is a standby leader.
             leader_patience_seconds: Time without a leader after which the standby leader leads.
 
@@ -406,6 +378,7 @@ class KinesisPipeline:
             else None,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
+            replaces=replaces,
             fan_out=open_fan_out(settings, clients) if range_jobs is None else None,
             range_jobs=range_jobs,
             takes_dead_letters=self.output().takes_dead_letters,

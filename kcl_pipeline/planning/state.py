@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kcl_pipeline.config import AssignmentSettings
 from kcl_pipeline.leases.lease.values import Lease
@@ -50,7 +50,8 @@ class Prepared:
 
     Attributes:
         given: The input.
-        forced: Moves that end overdue handoffs, or handoffs whose old owner has stopped.
+        forced: Moves that end overdue handoffs, or handoffs whose old owner has stopped, and moves
+            from a worker that is replaced to its successor.
     """
 
     given: PlanInput
@@ -71,6 +72,9 @@ def prepare(
     A lease counts as without an owner if its owner drains, or if the destination of its handoff has
     stopped. A lease in any other handoff counts for its destination and is not movable.
 
+    A worker that another one replaces gets no leases, and each of its leases moves to the
+    successor. They count for the successor already, so that no other lease moves because of it.
+
     Args:
         leases: All leases.
         workers: The living workers.
@@ -89,8 +93,13 @@ def prepare(
         for row in workers
         if is_valid(row)
     }
-    draining = frozenset(row.worker_id for row in workers if row.drain_requested)
     living = frozenset(row.worker_id for row in workers) | observation.unreadable
+    successors = _successors(workers, states)
+    draining = frozenset(
+        row.worker_id for row in workers if row.drain_requested and row.worker_id not in successors
+    )
+    for worker_id in successors.keys() & states.keys():
+        states[worker_id] = replace(states[worker_id], accepts_leases=False)
     accepting = frozenset(state.worker_id for state in states.values() if state.accepts_leases)
     described: list[LeaseState] = []
     forced: list[Move] = []
@@ -98,9 +107,13 @@ def prepare(
         move = _forced_move(lease, observation, accepting)
         if move is not None:
             forced.append(move)
-        described.append(
-            _lease_state(lease, observation, draining, living, is_forced=move is not None)
-        )
+        state = _lease_state(lease, observation, draining, living, is_forced=move is not None)
+        successor = successors.get(lease.owner or "")
+        if successor is not None and state.owner == lease.owner and not lease.ended:
+            if state.movable:
+                forced.append(_succession(lease.lease_key, state.owner, successor))
+            state = replace(state, owner=successor, movable=False)
+        described.append(state)
     return Prepared(
         given=PlanInput(
             leases=tuple(sorted(described, key=lambda item: item.lease_key)),
@@ -195,6 +208,35 @@ def worker_state(
         and not is_hung(row)
         and row.worker_id not in distrusted,
     )
+
+
+def _successors(
+    workers: Sequence[WorkerMetrics], states: Mapping[str, WorkerState]
+) -> dict[str, str]:
+    """Return the successor of each living worker that is replaced.
+
+    A successor that takes no leases, such as one that drains, is none, and neither is a worker that
+    is itself replaced. Then the worker goes on as before.
+    """
+    named = [
+        (row.replaces, row.worker_id)
+        for row in workers
+        if row.replaces is not None
+        and row.worker_id in states
+        and states[row.worker_id].accepts_leases
+    ]
+    living = {row.worker_id for row in workers}
+    replaced = {former for former, _ in named if former in living}
+    # If two name the same worker, the smaller id is the successor in every plan
+    return {
+        former: successor
+        for former, successor in sorted(named, reverse=True)
+        if former in living and successor not in replaced
+    }
+
+
+def _succession(lease_key: str, owner: str | None, successor: str) -> Move:
+    return Move(lease_key, owner, successor, f"{successor} replaces {owner}")
 
 
 def _forced_move(lease: Lease, observation: Observation, accepting: frozenset[str]) -> Move | None:

@@ -48,6 +48,7 @@ class WorkerDependencies:
         leader: Cycle of the standby leader. None: this worker never leads.
         leader_patience_seconds: How long an absent lock is left to the sensor.
         run_id: Identifies this run in the worker metrics row.
+        replaces: Id of the worker whose leases the leader moves to this one. None: of no worker.
         spawn: Starts threads. A simulation replaces it.
         parallel: False: writes of lease rows run one after the other. A simulation sets it.
         fan_out: Client for enhanced fan-out. None: shards are polled.
@@ -78,6 +79,7 @@ class WorkerDependencies:
     leader: LeaderCycle | None = None
     leader_patience_seconds: float = 0.0
     run_id: str | None = None
+    replaces: str | None = None
     spawn: Spawn = spawn_thread
     parallel: bool = True
     fan_out: FanOutClient | None = None

@@ -119,6 +119,7 @@ class Worker:
             dependencies.rng,
             dependencies.metric,
             run_id=dependencies.run_id,
+            replaces=dependencies.replaces,
             status=self._status,
         )
         self._retrieval = Retrieval(
@@ -448,6 +449,7 @@ class Worker:
             self._dependencies,
             self.leases,
             self.source,
+            self.lifecycle,
             self.stats,
             self.lag(),
             self.paused(),

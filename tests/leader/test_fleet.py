@@ -382,3 +382,43 @@ def test_the_utilization_strategy_runs_the_same_fleet():
     world.events.clear()
     world.run(200)
     assert world.happened(LeaseMoved) == []
+
+
+@pytest.mark.parametrize("strategy", ["lease_count_based", "worker_utilization_aware"])
+def test_a_successor_gets_the_leases_of_the_worker_that_it_replaces_and_no_others(strategy):
+    world = settled(
+        World(shards=12, assignment={"lease_assignment_strategy": strategy}), "a", "b", "c"
+    )
+    before = world.owners()
+    world.events.clear()
+    world.join("d", replaces="b")
+    world.run_until(lambda: "b" not in world.owners().values(), limit=60)
+    world.run(60)
+    moves = world.happened(LeaseMoved)
+    assert [(m.from_worker, m.to_worker, m.graceful) for m in moves] == [("b", "d", True)] * 4
+    assert {m.reason for m in moves} == {"d replaces b"}
+    world.workers.pop("b")
+    world.rows.deregister("b")
+    world.events.clear()
+    world.run(180)
+    assert world.happened(LeaseMoved) == [], "the end of the former worker moves nothing"
+    expected = {key: "d" if owner == "b" else owner for key, owner in before.items()}
+    assert world.owners() == expected
+
+
+def test_a_successor_that_is_killed_gives_the_leases_back_to_the_worker_that_still_runs():
+    world = settled(World(shards=4), "a", "b")
+    world.join("d", replaces="b")
+    world.run_until(lambda: "b" not in world.owners().values(), limit=60)
+    world.kill("d")
+    world.run_until(lambda: [len(v) for v in world.held().values()] == [2, 2], limit=180)
+    assert set(world.owners().values()) == {"a", "b"}
+
+
+def test_a_successor_that_drains_gives_the_leases_back():
+    world = settled(World(shards=4), "a", "b")
+    world.join("d", replaces="b")
+    world.run_until(lambda: "b" not in world.owners().values(), limit=60)
+    world.rows.request_drain("d")
+    world.run_until(lambda: "d" not in world.owners().values(), limit=120)
+    assert set(world.owners().values()) == {"a", "b"}

@@ -99,6 +99,7 @@ WORKER_NAMES = [
     "kclpDrain",
     "kclpRunId",
     "kclpCpu",
+    "kclpReplaces",
     "entityType",
     "x",
 ]

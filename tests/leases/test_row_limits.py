@@ -144,6 +144,7 @@ def test_a_lock_lasts_from_a_millisecond_to_ten_minutes(duration: str) -> None:
         ("sts", {"M": {"C": {"L": [{"N": "-2"}]}}}),
         ("opr", {"M": {"C": {"L": [{"N": "NaN"}]}}}),
         ("kclpRunId", {"S": "a\tb"}),
+        ("kclpReplaces", {"S": "a\tb"}),
         ("kclpCpu", {"L": [{"N": "1"}] * 101}),
         ("kclpCpu", {"L": [{"N": "-2"}]}),
     ],

@@ -43,6 +43,15 @@ def test_a_worker_without_a_metric_of_java_has_an_attribute_of_its_own(tables):
     assert "kclpCpu" not in workers(tables)["w1"]
 
 
+def test_a_successor_names_the_worker_that_it_replaces(tables):
+    successor = dataclasses.replace(W1, run_id="run-2", replaces="w0")
+    assert tables.workers.report(successor) == successor
+    assert workers(tables)["w1"]["kclpReplaces"] == {"S": "w0"}
+    assert tables.workers.scan_workers().workers == (successor,)
+    restarted = dataclasses.replace(W1, run_id="run-3")
+    assert tables.workers.report(restarted).replaces is None
+
+
 def test_appendix_a9_rows(tables):
     assert tables.workers.report(W1) == W1
     tables.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))

@@ -197,6 +197,70 @@ def test_leases_of_a_draining_worker_are_placed_elsewhere():
     assert (found["s"].owner, found["s"].last_owner, found["s"].movable) == (None, "a", True)
 
 
+def replaced_by(successor="b", **attributes):
+    return [WorkerMetrics("a", 1), WorkerMetrics(successor, 1, replaces="a", **attributes)]
+
+
+def test_the_leases_of_a_replaced_worker_move_to_its_successor_and_count_for_it():
+    leases = [
+        Lease("s0", LATEST, owner="a"),
+        Lease("s1", LATEST, owner="b", checkpoint_owner="a"),
+        Lease("s2", LATEST, owner="c"),
+        Lease("s3", SHARD_END, owner="a"),
+    ]
+    found, prepared = states(leases, [*replaced_by(), WorkerMetrics("c", 1)])
+    assert [(m.lease_key, m.from_worker, m.to_worker, m.reason) for m in prepared.forced] == [
+        ("s0", "a", "b", "b replaces a")
+    ]
+    assert {key: (state.owner, state.movable) for key, state in found.items()} == {
+        "s0": ("b", False),
+        "s1": ("b", False),
+        "s2": ("c", True),
+        "s3": ("a", True),
+    }
+    accepts = {state.worker_id: state.accepts_leases for state in prepared.given.workers}
+    assert accepts == {"a": False, "b": True, "c": True}
+
+
+def test_a_replaced_worker_that_drains_gives_to_its_successor():
+    workers = [WorkerMetrics("a", 1, drain_requested=True), WorkerMetrics("b", 1, replaces="a")]
+    _, prepared = states([Lease("s", LATEST, owner="a")], workers)
+    assert [(m.from_worker, m.to_worker) for m in prepared.forced] == [("a", "b")]
+
+
+def test_a_handoff_to_a_worker_that_is_replaced_ends_first():
+    found, prepared = states([Lease("s", LATEST, owner="a", checkpoint_owner="c")], replaced_by())
+    assert prepared.forced == ()
+    assert (found["s"].owner, found["s"].movable) == ("b", False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "seen"),
+    [
+        (replaced_by(drain_requested=True), {}),
+        (replaced_by(stats={"C": (-1.0,)}, operating_range={"C": (100,)}), {}),
+        (replaced_by(), {"distrusted": frozenset({"b"})}),
+        (replaced_by(), {"unconfirmed": frozenset({"b"})}),
+        ([WorkerMetrics("a", 1), WorkerMetrics("b", 1, replaces="gone")], {}),
+        ([WorkerMetrics("a", 1, replaces="b"), WorkerMetrics("b", 1, replaces="a")], {}),
+        ([WorkerMetrics("a", 1, replaces="a")], {}),
+    ],
+)
+def test_without_a_successor_that_takes_leases_a_worker_goes_on(workers, seen):
+    found, prepared = states([Lease("s", LATEST, owner="a")], workers, **seen)
+    assert prepared.forced == ()
+    assert (found["s"].owner, found["s"].movable) == ("a", True)
+    accepts = {state.worker_id: state.accepts_leases for state in prepared.given.workers}
+    assert accepts["a"]
+
+
+def test_an_expired_lease_of_a_replaced_worker_has_no_owner():
+    found, prepared = states(
+        [Lease("s", LATEST, owner="a")], replaced_by(), expired=frozenset({"s"})
+    )
+    assert (found["s"].owner, prepared.forced) == (None, ())
+
+
 def test_limits_are_those_of_the_settings():
     settings = AssignmentSettings(
         max_leases_for_worker=3,

@@ -122,6 +122,7 @@ class FakeWorker:
     renews: bool = True
     hung: bool = False
     is_java: bool = False
+    replaces: str | None = None
     silent: set = field(default_factory=set)
     held: dict = field(default_factory=dict)
     handoffs: dict = field(default_factory=dict)
@@ -153,6 +154,7 @@ class FakeWorker:
                 limits,
                 run_id=run_id,
                 status=status,
+                replaces=self.replaces,
             )
         )
 

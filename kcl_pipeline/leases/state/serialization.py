@@ -42,6 +42,7 @@ FOR_PAUSE: Final = "pause"
 RUN_ID: Final = "kclpRunId"
 STATUS: Final = "kclpStatus"
 OWN_CPU: Final = "kclpCpu"
+REPLACES: Final = "kclpReplaces"
 OPTIONAL_ATTRIBUTES: Final = (
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
@@ -50,6 +51,7 @@ OPTIONAL_ATTRIBUTES: Final = (
     RUN_ID,
     STATUS,
     OWN_CPU,
+    REPLACES,
 )
 """Attributes that a worker metrics row may have in addition to those of every report."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
@@ -103,6 +105,8 @@ def worker_attributes(row: WorkerMetrics) -> Item:
         attributes[STATUS] = string(status_text(row.status))
     if row.own_cpu:
         attributes |= _number_lists({OWN_CPU: row.own_cpu})["M"]
+    if row.replaces is not None:
+        attributes[REPLACES] = string(row.replaces)
     return attributes
 
 
@@ -128,6 +132,7 @@ def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
             run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
             status=None if (text := text_of(item, STATUS)) is None else status_of(text),
             own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
+            replaces=name_of(item, REPLACES, MAX_KEY_BYTES),
         )
 
 

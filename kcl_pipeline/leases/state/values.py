@@ -19,8 +19,9 @@ class WorkerMetrics:
     """A worker metrics row (protocol §2.2).
 
     A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
-    `status` and `own_cpu` are our own attributes (`kclpDrain` N 1 with `kclpDrainReason`
-    S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L of N), which Java readers ignore.
+    `status`, `own_cpu` and `replaces` are our own attributes (`kclpDrain` N 1 with
+    `kclpDrainReason` S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L of N, `kclpReplaces` S), which
+    Java readers ignore.
 
     Attributes:
         worker_id: Id of the worker.
@@ -38,6 +39,7 @@ class WorkerMetrics:
         own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
             no metric. In `stats`, a Java leader would compare them with workers without a metric,
             and would not give this worker its share.
+        replaces: Id of the worker whose leases the leader moves to this one. None: of no worker.
     """
 
     worker_id: str
@@ -50,6 +52,7 @@ class WorkerMetrics:
     status: WorkerStatus | None = None
     drains_for_pause: bool = False
     own_cpu: tuple[float, ...] = ()
+    replaces: str | None = None
 
     @property
     def cpu(self) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from kcl_pipeline.leases.state import serialization as state
 from kcl_pipeline.leases.state.values import WorkerListing, WorkerMetrics
 from kcl_pipeline.leases.store import AbsentOrEquals, Changes, Equals, Present, RowStore
 
-_OF_ONE_RUN: Final = (state.DRAIN, state.DRAIN_REASON, state.OWN_CPU)
+_OF_ONE_RUN: Final = (state.DRAIN, state.DRAIN_REASON, state.OWN_CPU, state.REPLACES)
 
 
 class WorkerRows:
@@ -50,7 +50,8 @@ class WorkerRows:
         """Update the row of this worker. Returns the stored row, with a drain request if any.
 
         A drain request is for the run whose id is in the row. Another run with the same worker id
-        removes it, and the CPU if it reports that as a metric of KCL.
+        removes it, the CPU if it reports that as a metric of KCL, and the worker that the former
+        run replaced.
 
         Args:
             row: The row.

@@ -171,6 +171,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
         stalled: The leases that make no progress, those that stand still longest first; at most
             `MAX_STALLED`.
         stalled_leases: Number of leases that make no progress.
+        read_leases: Number of held leases that are not finished and whose shard was read since
+            this worker took them, or waits for its parents.
     """
 
     lag_millis: _Large | None = None
@@ -192,6 +194,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     hung: HungState | None = None
     stalled: Annotated[tuple[StalledLease, ...], msgspec.Meta(max_length=MAX_STALLED)] = ()
     stalled_leases: _Count = 0
+    read_leases: _Count = 0
 
 
 def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[StreamLag, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.state.worker_status import (
     MAX_STALLED,
     HungState,
@@ -22,6 +22,7 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures.pauses import ShardPause
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
+from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 
@@ -29,6 +30,7 @@ def worker_status(
     dependencies: WorkerDependencies,
     leases: HeldLeases,
     source: BatchSource,
+    lifecycle: Lifecycle,
     stats: WorkerStats,
     lag: Lag,
     pauses: Mapping[str, ShardPause],
@@ -44,6 +46,7 @@ def worker_status(
         dependencies: The dependencies of the worker.
         leases: The held leases.
         source: Knows how far each shard was read.
+        lifecycle: Knows which shards wait for their parents.
         stats: Counts committed batches and dead letters.
         lag: The lag of committed data.
         pauses: The paused shards.
@@ -87,4 +90,17 @@ def worker_status(
         hung=hung,
         stalled=stalled[:MAX_STALLED],
         stalled_leases=len(stalled),
+        read_leases=_read_leases(leases, source, lifecycle),
     )
+
+
+def _read_leases(leases: HeldLeases, source: BatchSource, lifecycle: Lifecycle) -> int:
+    """Count the held leases whose shard was read, or need not be read now."""
+
+    def is_read(held: Held) -> bool:
+        reading = source.state_of(held.lease_key)
+        return (reading is not None and reading.read_at is not None) or lifecycle.waits_for_parents(
+            held
+        )
+
+    return sum(not held.lease.ended and is_read(held) for held in leases.held())

@@ -146,6 +146,16 @@ class Lifecycle:
         """Return whether the stream of a lease is known, so that the lease can be read."""
         return self._streams.of(lease) is not None
 
+    def waits_for_parents(self, held: Held) -> bool:
+        """Return whether the parents of a shard are not finished. Any thread may call it."""
+        consumer = self.consumers.get(held.lease_key)
+        return (
+            consumer is not None
+            and consumer.held is held
+            and consumer.state is ConsumerState.BLOCKED
+            and consumer.parents_reached is not None
+        )
+
     def advance(self, stop: StopSignal) -> None:
         """Run one step of every consumer that is due and needs steps, until `stop` is set.
 

@@ -58,6 +58,7 @@ WORKER: Final[dict[str, Any]] = {
     "kclpDrain": {"N": "1"},
     "kclpRunId": {"S": "run-1"},
     "kclpCpu": {"L": [{"N": "10.5"}, {"N": "-1"}]},
+    "kclpReplaces": {"S": "w0"},
 }
 LOCK: Final[dict[str, Any]] = {
     "key": {"S": "Leader"},
