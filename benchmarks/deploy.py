@@ -17,10 +17,13 @@ Names:
 
 A broken version is expected to be stopped without a person, and named; afterwards every shard is
 committed by the old version. `gap_s` is the longest time without a commit, per shard: from the
-deploy until that state. `steady_gap_s` is the same before the deploy.
+deploy until that state. `steady_gap_s` is the same before the deploy. `moves` is how often a lease
+changed its owner from the deploy until that state. Each worker is replaced once, so a deploy that
+works moves each lease once.
 
-The last line of the output is JSON. The exit code is 1 if a record is missing or duplicated, or if
-a scenario does not end as expected within its time limit.
+The last line of the output is JSON. The exit code is 1 if a record is missing or duplicated, if the
+scenario `deploy` has more moves than leases, or if a scenario does not end as expected within its
+time limit.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ from typing import Any, Final
 from benchmarks.deploy_fleet import WORKERS, DeployFleet, rows_by_version
 from benchmarks.embedded import ProcessBenchmark, working_folder
 from benchmarks.failover import summary
-from benchmarks.failover_fleet import TimedOutError
+from benchmarks.failover_fleet import SHARDS, TimedOutError
 
 STEADY_SECONDS: Final = 20.0
 LIMIT_SECONDS: Final = 420.0
 BUCKET_SECONDS: Final = 10.0
-STOPPED: Final = "has stopped"
+STOPPED: Final = "replaces no more workers"
 NAMES: Final = ("deploy", "raise", "columns", "exit", "import")
 
 
@@ -54,7 +57,7 @@ def measure(fleet: DeployFleet, fault: str) -> dict[str, Any]:
     fleet.clock.sleep(STEADY_SECONDS)
     steady = fleet.commits.gaps(before, fleet.clock.monotonic())
     fleet.said.clear()
-    began = fleet.clock.monotonic()
+    began, moves = fleet.clock.monotonic(), fleet.moves.number
     refused = fleet.deploy("2", fault)
     found: dict[str, Any] = {"steady_gap_s": steady, "said": fleet.said, "as_expected": True}
     try:
@@ -72,6 +75,7 @@ def measure(fleet: DeployFleet, fault: str) -> dict[str, Any]:
     return found | {
         "gap_s": fleet.commits.gaps(began, ended),
         "seconds": ended - began,
+        "moves": fleet.moves.number - moves,
         "first_new_row_s": min(new) - began if new else None,
         "last_old_row_s": versions["1"] - began if "1" in versions else None,
         "rows_by_version": rows_by_version(fleet.commits.since(before), began, BUCKET_SECONDS),
@@ -128,7 +132,7 @@ def _summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     for key in ("steady_gap_s", "gap_s"):
         gaps = [gap for one in results for gap in one[key].values()]
         found[key] = {"p50": summary(gaps)["p50"], "max": round(max(gaps), 2)}
-    for key in ("seconds", "first_new_row_s", "last_old_row_s", "stopped_s"):
+    for key in ("seconds", "first_new_row_s", "last_old_row_s", "stopped_s", "moves"):
         values = [one[key] for one in results if one.get(key) is not None]
         found[key] = round(max(values), 1) if values else None
     for key in ("missing", "duplicated"):
@@ -144,7 +148,7 @@ def print_table(report: dict[str, Any]) -> None:
         print(f"{scenario} ({found['repetitions']} repetitions)")
         print(f"  longest time without a commit of a shard, before: {found['steady_gap_s']}")
         print(f"  longest time without a commit of a shard, deploy: {found['gap_s']}")
-        for key in ("first_new_row_s", "last_old_row_s", "stopped_s", "seconds"):
+        for key in ("first_new_row_s", "last_old_row_s", "stopped_s", "seconds", "moves"):
             print(f"  {key}: {found[key]}")
         print(f"  missing {found['missing']}, duplicated {found['duplicated']}")
         print(f"  runs: {found['runs']}; as expected: {found['as_expected']}")
@@ -178,9 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.json:
         print_table(report)
     print(json.dumps(report))
-    good = all(
-        one["as_expected"] and not one["missing"] and not one["duplicated"]
-        for one in report.values()
+    good = (
+        all(
+            one["as_expected"] and not one["missing"] and not one["duplicated"]
+            for one in report.values()
+        )
+        and report.get("deploy", {}).get("moves", 0) <= SHARDS
     )
     return int(not good)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import boto3
 import psutil
 import requests
 
@@ -28,6 +29,7 @@ PER_SECOND: Final = 5
 RECORD_BYTES: Final = 2_000
 WORKERS: Final = 2
 POLL_SECONDS: Final = 0.05
+MOVES_SECONDS: Final = 0.25
 START_LIMIT_SECONDS: Final = 240.0
 STOP_LIMIT_SECONDS: Final = 45.0
 
@@ -68,7 +70,7 @@ pipeline = KinesisPipeline(
     streams=["@NAME@"],
     transform_arrow=ids,
     sink=DeltaSink("@TABLE@"),
-    workers=Fleet(min=@WORKERS@, max=4),
+    workers=Fleet(min=@WORKERS@, max=4, code_version=VERSION),
 )
 defs = pipeline.definitions()
 '''
@@ -115,6 +117,36 @@ def _sensor(location: str, repository: str, sensor: str) -> dict[str, Any]:
     }
 
 
+class Moves(threading.Thread):
+    """Count the changes of owner of the leases, as the lease table shows them."""
+
+    def __init__(self, table: str, endpoint_url: str, ended: threading.Event) -> None:
+        super().__init__(name="moves", daemon=True)
+        self.number = 0
+        self._dynamodb = boto3.client(
+            "dynamodb",
+            endpoint_url=endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id="a",
+            aws_secret_access_key="b",
+        )
+        self._table = table
+        self._owners: dict[str, str] = {}
+        self._ended = ended
+        self.start()
+
+    def run(self) -> None:
+        """Look until the fleet ends. An owner that holds a lease for less is not seen."""
+        while not self._ended.wait(MOVES_SECONDS):
+            with suppress(self._dynamodb.exceptions.ResourceNotFoundException):
+                for row in self._dynamodb.scan(TableName=self._table)["Items"]:
+                    owner = row.get("checkpointOwner", row.get("leaseOwner", {})).get("S")
+                    key = row["leaseKey"]["S"]
+                    if owner is not None:
+                        self.number += self._owners.get(key, owner) != owner
+                        self._owners[key] = owner
+
+
 class DeployFleet:
     """One project with a stream and a table of its own, and its `dagster dev`.
 
@@ -142,6 +174,7 @@ class DeployFleet:
         self._ended = threading.Event()
         self._reader = threading.Thread(target=self._read, name="commits", daemon=True)
         self._reader.start()
+        self.moves = Moves(name, kinesis.meta.endpoint_url, self._ended)
         self.said: list[str] = []
         """What the ticks of the sensor said, without repetitions."""
 

@@ -7,9 +7,9 @@ import dagster as dg
 
 from kcl_pipeline.orchestration.assets.access import aws_of
 from kcl_pipeline.orchestration.assets.checks import build_checks
+from kcl_pipeline.orchestration.assets.code_version import code_version
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.assets.specs import (
     changed_spec,
     fleet_spec,
@@ -47,7 +47,7 @@ def build_definitions(
     options = options or DagsterOptions()
     names = Names.of(pipeline).with_resources(options)
     names.check_keys(is_derived=pipeline.output_asset_key is None)
-    version = pipeline_version(pipeline)
+    version = code_version(pipeline)
     output, *others = (
         changed_spec(spec, options, get_asset_spec, is_output=spec.key == names.output)
         for spec in (

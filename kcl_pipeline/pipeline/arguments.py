@@ -70,10 +70,15 @@ class Fleet:
     """
     max_starting: int = 4
     """How many runs may be queued or starting at once, 1 or more."""
+    run_hours: float | None = 6.0
+    """How long a worker runs. Then another one takes its leases, and it ends.
+
+    None: without an end, as for workers under another supervisor.
+    """
     rolling_replacement: bool = True
-    """Whether the sensor replaces the workers one by one after the code or settings changed."""
+    """Whether the sensor replaces the workers one by one after the version of the code changed."""
     code_version: str | None = None
-    """Version of your code, such as a Git commit. None: a digest of the files of its package."""
+    """Version of your code. None: the Git commit or the image of the code location, if known."""
 
     def __post_init__(self) -> None:
         for name, unit in (("min", "workers"), ("max", "workers"), ("max_starting", "runs")):
@@ -84,6 +89,14 @@ class Fleet:
                 f"Fleet max={self.max} is less than min={self.min}. Write max={self.min} or more."
             )
         check_run_tags(self.run_tags)
+        check_number(
+            "Fleet run_hours",
+            self.run_hours,
+            "a time in hours",
+            least=0.001,
+            most=8_760,
+            optional=True,
+        )
         check_flag("Fleet rolling_replacement", self.rolling_replacement)
         check_text(
             "Fleet code_version",

@@ -26,11 +26,6 @@ LIBRARIES = ("dagster", "pyspark", "py4j")
 IMPORTS = {
     # The base class of the resources of dagster-aws; its module has no page in the API reference.
     "dagster_aws.utils": {"ResourceWithBoto3Configuration"},
-    # `asset_attributes` of the component, as in other components of Dagster.
-    "dagster.components.resolved.core_models": {
-        "AssetsDefUpdateKwargs",
-        "resolve_assets_def_update_kwargs_to_mapping",
-    },
     # Transforms of a script are sent to the executors by value.
     "pyspark": {"cloudpickle"},
     # Schemas of Arrow and Spark. Spark 4 has no public equivalent.
@@ -69,7 +64,6 @@ ATTRIBUTES = {
 PUBLIC = {
     "dagster",
     "dagster.components",
-    "dagster_pipes",
     "dagster_pyspark",
     "pyspark.errors",
     "pyspark.sql",

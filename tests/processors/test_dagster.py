@@ -9,7 +9,6 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline import EmbeddedAws, KinesisPipeline, RecordProcessor
-from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 
 STREAM = "orders"
 _LOCK = threading.Lock()
@@ -75,10 +74,3 @@ def test_it_has_the_checks_of_every_pipeline():
 
     processed = checks(KinesisPipeline("processed", [STREAM], processor=Keeps))
     assert {"lag_below_threshold"} <= processed
-
-
-def test_another_processor_is_another_version():
-    def version(processor):
-        return pipeline_version(KinesisPipeline("processed", [STREAM], processor=processor))
-
-    assert version(Keeps) == version(Keeps) != version(Other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ from kcl_pipeline.leader.report import CycleReport, StreamCoverage
 from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.assets.runs.runs import RunView
+from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
@@ -51,6 +53,7 @@ class FakeFleet:
     max: int = 4
     run_tags: dict[str, str] = field(default_factory=dict)
     max_starting: int = 4
+    run_hours: float | None = None
     rolling_replacement: bool = False
     code_version: str | None = None
 
@@ -236,7 +239,7 @@ def resources(
 ) -> dict[str, Any]:
     names = Names.of(pipeline)
     boxes = {
-        names.aws: SimpleNamespace(kinesis=kinesis_without_streams()),
+        names.aws: SimpleNamespace(kinesis=kinesis_without_streams(), stream_client=None),
         names.leases_resource: leases if leases is not None else FakeLeaseTable(),
         names.workers_resource: workers if workers is not None else FakeWorkerTable(),
         names.coordinator_resource: coordinator or InMemoryCoordinatorStateTable(),
@@ -251,6 +254,18 @@ def resources(
 def worker(worker_id: str, cpu: float | None = None, **changes: Any) -> WorkerMetrics:
     stats = {} if cpu is None else {"C": (cpu,)}
     return WorkerMetrics(worker_id, 1, stats, {} if cpu is None else {"C": (80,)}, **changes)
+
+
+def counted(active: Sequence[RunView], ready: Collection[str] | None = None) -> CountedWorkers:
+    """These runs as workers. Those that have started, or those of `ready`, have rows that move."""
+    runs = {run.worker_id: run for run in active if run.continuous}
+    has_row = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+    moving = {
+        key
+        for key, run in runs.items()
+        if run.status in has_row and (ready is None or key in ready)
+    }
+    return CountedWorkers(runs, frozenset(moving), {key: worker(key) for key in moving})
 
 
 def leases(count: int, owners: Sequence[str | None], stream: str | None = None) -> list[Lease]:

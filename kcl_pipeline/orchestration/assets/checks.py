@@ -14,9 +14,9 @@ from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.orchestration.assets.access import PipelineResources
+from kcl_pipeline.orchestration.assets.code_version import code_version
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.assets.runs.metadata import table_of
 from kcl_pipeline.orchestration.assets.runs.problems import observe_run_problems
 from kcl_pipeline.orchestration.assets.runs.runs import last_drain
@@ -207,7 +207,7 @@ def observed_snapshot(
     )
     snapshot = look_twice(look, clock, period_seconds(settings))
     living = {worker.worker_id for worker in snapshot.live}
-    version, now = pipeline_version(pipeline), clock.wall()
+    version, now = code_version(pipeline), clock.wall()
     return replace(
         snapshot,
         dead_letters=dead_letters_last_hour(instance, names.output, now),

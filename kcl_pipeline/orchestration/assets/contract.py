@@ -71,12 +71,16 @@ class FleetLike(Protocol):
         """How many runs may be queued or starting at once."""
 
     @property
+    def run_hours(self) -> float | None:
+        """How long a worker runs until the leader sensor replaces it; None for no end."""
+
+    @property
     def rolling_replacement(self) -> bool:
         """Whether the leader sensor replaces workers of another version."""
 
     @property
     def code_version(self) -> str | None:
-        """The version of the user's code; None for a digest of its files."""
+        """The version of the user's code; None for the commit or image of the code location."""
 
 
 class PipelineLike(Protocol):
@@ -120,13 +124,14 @@ class PipelineLike(Protocol):
         events: EventSink,
         stop: StopSignal,
         run_id: str | None,
+        replaces: str | None,
         leads: bool,
         leader_patience_seconds: float,
     ) -> "Worker":
         """Build a worker of this application.
 
-        With `leads` it contains a standby leader, which takes a lock that is absent for
-        `leader_patience_seconds`.
+        The leader moves the leases of the worker `replaces` to it. With `leads` it contains a
+        standby leader, which takes a lock that is absent for `leader_patience_seconds`.
         """
 
     def build_leader(

@@ -17,13 +17,16 @@ from kcl_pipeline.status.streams import account_of, stream_name
 
 APPLICATION_TAG = "kcl/application"
 MODE_TAG = "kcl/mode"
-WORKER_TAG = "kcl/worker"
 DRAINED_TAG = "kcl/drained_at"
 """When a drain had all records in the table that it found, and no other worker held a lease."""
 REPLAY_TAG = "kcl/replay"
 VERSION_TAG = "kcl/version"
-REFUSED_TAG = "kcl/refused"
-"""Why the sensor has ended a worker of a new version. No other worker of the version follows."""
+READ_TAG = "kcl/read"
+LANDED_TAG = "kcl/landed"
+HANDED_OVER_TAG = "kcl/handed_over"
+"""The totals of a worker. They are tags, because the page of a run shows these at its top."""
+REPLACES_TAG = "kcl/replaces"
+"""Id of the worker that the worker of a run replaces."""
 REPOSITORY_TAG = ".dagster/repository"
 """Dagster sets it on a run of the Dagster UI: `<repository>@<code location>`."""
 LOCATION_TAG = "dagster/code_location"
@@ -199,11 +202,17 @@ class Names:
             )
 
     @property
+    def pool(self) -> str:
+        """Pool of the op that is a worker. Its limit keeps places for other runs."""
+        return f"kcl_{self.prefix}"
+
+    @property
     def worker_run_tags(self) -> dict[str, str]:
         """Tags of the runs of continuous workers.
 
         The sensor replaces failed workers, so Dagster must not retry them. Run monitoring must not
-        terminate them, also if `run_monitoring.max_runtime_seconds` is set.
+        terminate them, also if `run_monitoring.max_runtime_seconds` is set: a worker goes on until
+        its successor reads.
         """
         return {
             APPLICATION_TAG: self.application,

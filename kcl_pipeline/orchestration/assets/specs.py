@@ -68,7 +68,7 @@ def changed_spec(
 
 
 def output_spec(
-    pipeline: PipelineLike, names: Names, options: DagsterOptions, version: str
+    pipeline: PipelineLike, names: Names, options: DagsterOptions, version: str | None
 ) -> dg.AssetSpec:
     """The asset of the output."""
     uri, letters = table_uri(pipeline.sink), dead_letter_address(pipeline.sink)

@@ -25,8 +25,8 @@ from kcl_pipeline.orchestration.assets.names import (
     APPLICATION_TAG,
     CONTINUOUS,
     MODE_TAG,
-    REFUSED_TAG,
-    WORKER_TAG,
+    REPLACES_TAG,
+    VERSION_TAG,
     Names,
     worker_id_of,
 )
@@ -92,6 +92,7 @@ def run_worker(
     *,
     spark: SparkSource,
     clients: AwsClients,
+    version: str | None = None,
 ) -> dict[str, Any] | None:
     """Run one worker until it is drained or stopped.
 
@@ -106,6 +107,7 @@ def run_worker(
         mode: `drain` or `continuous`.
         spark: The resource with the Spark session.
         clients: The boto3 clients.
+        version: The version of the code. None: not known.
 
     Returns:
         The metadata of the materialization that the caller reports. None: there is none to report.
@@ -119,9 +121,10 @@ def run_worker(
     clock = SystemClock()
     run_id = context.run.run_id
     worker_id = worker_id_of(pipeline.name, run_id, pipeline.settings.worker.worker_group_separator)
-    context.instance.add_run_tags(
-        run_id, {APPLICATION_TAG: pipeline.name, MODE_TAG: mode, WORKER_TAG: worker_id}
-    )
+    tags = {APPLICATION_TAG: pipeline.name, MODE_TAG: mode}
+    if version is not None:  # that of the code which this process has loaded
+        tags[VERSION_TAG] = version
+    context.instance.add_run_tags(run_id, tags)
     stop = clock.signal()
     events = RunEvents()
     period, is_continuous = options.progress_seconds, mode == CONTINUOUS
@@ -139,6 +142,7 @@ def run_worker(
                 events=fan_out(events, hang_log(context)),
                 stop=stop,
                 run_id=run_id,
+                replaces=context.run.tags.get(REPLACES_TAG) if is_continuous else None,
                 leads=True,
                 leader_patience_seconds=CONTINUOUS_LEADER_PATIENCE_SECONDS
                 if is_continuous
@@ -157,12 +161,6 @@ def run_worker(
         finally:
             reporter.flush_events()
         return _end(context, pipeline, names, summary, reporter, mode, interrupted=signals.received)
-
-
-def _refused(context: dg.OpExecutionContext) -> str | None:
-    """Why the leader sensor refuses the version of this worker. None: it does not."""
-    run = context.instance.get_run_by_id(context.run.run_id)
-    return None if run is None else run.tags.get(REFUSED_TAG)
 
 
 def _not_started(context: dg.OpExecutionContext, error: ApplicationPausedError, mode: Mode) -> None:
@@ -209,6 +207,7 @@ def _end(
         total.records,
         total.batches,
     )
+    reporter.report_totals(total)
     if summary.elsewhere_sentence is not None:
         context.log.info(summary.elsewhere_sentence)
     if summary.reason is StopReason.DRAINED:
@@ -235,10 +234,10 @@ def _failure(
     """The error that ends the run. None: the worker ended as planned."""
     reason = summary.reason
     if reason is StopReason.DRAIN_REQUESTED:
-        refused = _refused(context)
-        if refused is None:
+        if not summary.total.paused:
             return None
-        text = f"the leader sensor has ended this worker: {refused}"
+        key, why = next(iter(sorted(summary.total.paused.items())))
+        text = f"the worker was asked to end, and {key} was paused: {why}"
         return dg.Failure(text, allow_retries=False)
     if reason is StopReason.DRAINED:
         return None

@@ -12,7 +12,6 @@ from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineL
 from kcl_pipeline.orchestration.assets.names import (
     CONTINUOUS,
     DRAIN,
-    VERSION_TAG,
     Names,
 )
 from kcl_pipeline.orchestration.ops.consume import run_worker
@@ -47,7 +46,7 @@ def build_output_asset(
 
 
 def build_consume_job(
-    pipeline: PipelineLike, names: Names, options: DagsterOptions, version: str
+    pipeline: PipelineLike, names: Names, options: DagsterOptions, version: str | None
 ) -> dg.JobDefinition:
     """The job that the leader sensor starts: one continuous worker.
 
@@ -60,8 +59,9 @@ def build_consume_job(
     @dg.op(
         name=f"{names.prefix}_worker",
         required_resource_keys={names.aws, names.spark},
-        description=f"One worker of `{names.application}`. It consumes until the run is "
-        "terminated, the leader asks it to drain, or the application is paused.",
+        pool=names.pool,
+        description=f"One worker of `{names.application}`. It consumes until another worker has "
+        "taken its leases, the run is terminated, or the application is paused.",
     )
     def work(context: dg.OpExecutionContext) -> None:
         resources = PipelineResources(names, context)
@@ -73,6 +73,7 @@ def build_consume_job(
             CONTINUOUS,
             spark=resources.spark,
             clients=resources.aws.clients(pipeline.settings),
+            version=version,
         )
         if landed is not None:
             context.log_event(dg.AssetMaterialization(names.output, metadata=landed))
@@ -80,7 +81,7 @@ def build_consume_job(
     @dg.job(
         name=names.consume_job,
         executor_def=dg.in_process_executor,
-        tags={**names.worker_run_tags, VERSION_TAG: version},
+        tags=names.worker_run_tags,
         description=f"One continuous worker of {names.application}. A manual run adds one "
         "worker. A terminated run releases its leases.",
     )

@@ -19,8 +19,14 @@ from kcl_pipeline.events import Event, EventSink, WorkerHung
 from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
 from kcl_pipeline.metrics.repeats import RepeatFilter
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
-from kcl_pipeline.orchestration.assets.names import DRAINED_TAG
+from kcl_pipeline.orchestration.assets.names import (
+    DRAINED_TAG,
+    HANDED_OVER_TAG,
+    LANDED_TAG,
+    READ_TAG,
+)
 from kcl_pipeline.orchestration.assets.runs.metadata import period_text
+from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import WorkerProgress
 
 _KEPT_EVENTS: Final = 50
@@ -124,6 +130,23 @@ class RunReporter:
                 self._stop.set()
         except Exception:  # noqa: BLE001 (an error of Dagster's storage must not stop the worker)
             _log.exception("cannot report this period to Dagster")
+
+    def report_totals(self, total: WorkerProgress) -> None:
+        """Tag the run with what its worker read, landed and handed over."""
+        landed = (
+            f"{counted(total.rows_written, 'row')} in {counted(total.batches, 'batch', 'batches')}"
+        )
+        if total.dead_letters:
+            landed += f", {counted(total.dead_letters, 'dead letter')}"
+        tags = {
+            READ_TAG: counted(total.records, "record"),
+            LANDED_TAG: landed,
+            HANDED_OVER_TAG: counted(total.handoffs, "shard"),
+        }
+        try:
+            self._context.instance.add_run_tags(self._context.run.run_id, tags)
+        except Exception:  # noqa: BLE001 (as for a period's report)
+            _log.exception("cannot tag the run with its totals in Dagster")
 
     def report_drained(self, *, is_alone: bool) -> None:
         """Tag the run of a drain with its time.

@@ -28,13 +28,14 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.orchestration.assets.access import PipelineResources
 from kcl_pipeline.orchestration.assets.checks import dead_letters_last_hour, number_in
+from kcl_pipeline.orchestration.assets.code_version import code_version
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import REFUSED_TAG, VERSION_TAG, Names
-from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
+from kcl_pipeline.orchestration.assets.names import REPLACES_TAG, VERSION_TAG, Names
 from kcl_pipeline.orchestration.assets.runs.runs import RunView, active_runs, silence_limit_seconds
 from kcl_pipeline.orchestration.assets.table import OutputTable, column_lineage
 from kcl_pipeline.orchestration.sensors.cycles import run_cycles
@@ -54,7 +55,7 @@ from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
     open_shards,
 )
 from kcl_pipeline.orchestration.sensors.scaling.load import Load
-from kcl_pipeline.orchestration.sensors.scaling.observation import Scaling, scale
+from kcl_pipeline.orchestration.sensors.scaling.observation import Observed, Scaling, scale
 from kcl_pipeline.orchestration.sensors.scaling.reconcile import (
     apply_findings,
     cancel_queued,
@@ -111,7 +112,7 @@ class LeaderTick:
         self._separator = pipeline.settings.worker.worker_group_separator
         self._names = names
         self._options = options
-        self._version = pipeline_version(pipeline)
+        self._version = code_version(pipeline)
         self._clock = clock or SystemClock()
         failover_millis = pipeline.settings.lease.failover_time_millis
         self._cycle_seconds = (failover_millis / 1000, CYCLES_SECONDS)
@@ -189,19 +190,17 @@ class LeaderTick:
             partitions = self._partitions(context, streams)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
-        scaling = self._scale(context, state, active, pause)
+        leases = None if view is None else view.snapshot.leases
+        scaling = self._scale(context, state, active, pause, leases, report.lock_owner)
         decision = scaling.decision
         # After the decision, so that the check says what the sentence of this tick says
         events = self._events(context, state, view, report.lock_owner, active, scaling.problems)
-        if scaling.refused is not None:  # before the drain: the run then ends as a failure
-            run_id, reason = scaling.refused
-            context.instance.add_run_tags(run_id, {REFUSED_TAG: reason})
         cancel_queued(context.instance, decision.cancel)
         for worker_id in decision.drain:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
         told = state.recent_events
         recent_events = [*(told.popleft() for _ in range(len(told))), *done]
-        if decision.start or decision.drain or decision.cancel:
+        if decision.start or decision.drain or decision.cancel or scaling.succeeds:
             recent_events.append("; ".join([decision.reason, *scaling.notes]))
         if recent_events:
             context.log.info("\n".join(recent_events))
@@ -211,6 +210,8 @@ class LeaderTick:
         if pause is not None:
             sentence = f"{pause.sentence}; {sentence}"
         requests = [self._request() for _ in range(decision.start)]
+        if scaling.succeeds is not None:
+            requests.append(self._request(replaces=scaling.succeeds))
         return dg.SensorResult(
             run_requests=requests or None,
             skip_reason=None if requests else sentence,
@@ -219,11 +220,18 @@ class LeaderTick:
             dynamic_partitions_requests=partitions or None,
         )
 
-    def _request(self) -> dg.RunRequest:
-        """The request of one worker run. Dagster never starts a second run with a used key."""
+    def _request(self, replaces: str | None = None) -> dg.RunRequest:
+        """The request of one worker run. Dagster never starts a second run with a used key.
+
+        Args:
+            replaces: Id of the worker that it replaces. None: of no worker.
+        """
         key = f"{self._names.application}-{uuid4().hex}"
         tags = {**self._pipeline.workers.run_tags, **self._names.worker_run_tags}
-        tags[VERSION_TAG] = self._version
+        if self._version is not None:
+            tags[VERSION_TAG] = self._version
+        if replaces is not None:
+            tags[REPLACES_TAG] = replaces
         return dg.RunRequest(run_key=key, tags=tags)
 
     def _lead(
@@ -358,6 +366,8 @@ class LeaderTick:
         state: TickState,
         active: tuple[RunView, ...],
         pause: Pause | None,
+        leases: tuple[Lease, ...] | None,
+        lock_owner: str | None,
     ) -> Scaling:
         memory = AutoscalerMemory.parse(context.cursor)
         if pause is not None:  # the workers end by themselves, and none is started
@@ -367,16 +377,20 @@ class LeaderTick:
             self._pipeline,
             self._names,
             self._options,
-            active,
+            Observed(
+                active=active,
+                heartbeats=state.heartbeats,
+                leases=leases,
+                shards=state.open_shards,
+                load=state.load,
+                lock_owner=lock_owner,
+                location=context.code_location_origin.location_name
+                if context.code_location_origin
+                else None,
+                version=self._version,
+                now=self._clock.wall(),
+            ),
             memory,
-            state.heartbeats,
-            load=state.load,
-            shards=state.open_shards,
-            now=self._clock.wall(),
-            version=self._version,
-            location=context.code_location_origin.location_name
-            if context.code_location_origin
-            else None,
         )
 
 

@@ -20,11 +20,11 @@ from dagster import DagsterRunStatus as S
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
-from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration.assets.names import Names, worker_id_of
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.ops.consume import RunEvents, stop_when_orphaned
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from tests.support.dagster_fakes import FakePipeline, FakeSink, drained, resources
+from tests.support.dagster_fakes import FakeFleet, FakePipeline, FakeSink, drained, resources
 
 
 @pytest.fixture
@@ -116,11 +116,9 @@ def test_materialize_drains_and_reports_once_with_the_totals(instance):
         0.0,
     )
     tags = instance.get_run_by_id(result.run_id).tags
-    assert (tags["kcl/application"], tags["kcl/mode"], tags["kcl/worker"]) == (
-        "orders-eu",
-        "drain",
-        built["worker_id"],
-    )
+    assert (tags["kcl/application"], tags["kcl/mode"]) == ("orders-eu", "drain")
+    totals = (tags["kcl/read"], tags["kcl/landed"], tags["kcl/handed_over"])
+    assert totals == ("12 records", "6 rows in 3 batches", "0 shards")
     assert "kcl/drained_at" in tags, "after a drain nothing is behind"
 
 
@@ -163,12 +161,31 @@ def test_a_spark_pipeline_gets_its_session_before_the_worker_starts(instance):
     assert pipeline.built_workers[0]["session_factory"]() == "the session"
 
 
-def test_a_run_that_takes_over_tags_from_another_is_still_a_worker_of_its_own(instance):
+def test_a_successor_knows_the_worker_that_it_replaces(instance):
     pipeline = FakePipeline()
     job = definitions(pipeline).resolve_job_def("orders_eu_consume")
-    result = job.execute_in_process(instance=instance, tags={"kcl/worker": "orders_eu-of-old"})
-    assert (
-        instance.get_run_by_id(result.run_id).tags["kcl/worker"] == f"orders_eu-{result.run_id[:8]}"
+    job.execute_in_process(instance=instance, tags={"kcl/replaces": "orders_eu-1"})
+    job.execute_in_process(instance=instance)
+    assert [built["replaces"] for built in pipeline.built_workers] == ["orders_eu-1", None]
+
+
+def test_a_run_has_the_version_of_the_code_that_it_has_loaded(instance):
+    pipeline = FakePipeline(workers=FakeFleet(code_version="7c1"))
+    job = definitions(pipeline).resolve_job_def("orders_eu_consume")
+    result = job.execute_in_process(instance=instance, tags={"kcl/version": "of the sensor"})
+    assert instance.get_run_by_id(result.run_id).tags["kcl/version"] == "7c1"
+
+
+def test_a_worker_that_ends_with_a_paused_shard_is_a_failed_run(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        total = WorkerProgress(worker_id, 9.0, paused={"s-0": "ValueError: x"})
+        return WorkerSummary(StopReason.DRAIN_REQUESTED, total)
+
+    result = execute(FakePipeline(script=script), instance)
+    assert not result.success
+    failure = result.failure_data_for_node("orders_eu_worker")
+    assert failure.user_failure_data.description == (
+        "the worker was asked to end, and s-0 was paused: ValueError: x"
     )
 
 
@@ -334,6 +351,6 @@ def test_run_events_keep_what_is_rare_and_are_bounded():
 def test_two_workers_of_one_application_share_a_group_and_nothing_else(instance):
     pipeline = FakePipeline()
     ids = [execute(replace(pipeline, built_workers=[]), instance).run_id for _ in range(2)]
-    workers = {instance.get_run_by_id(i).tags["kcl/worker"] for i in ids}
+    workers = {worker_id_of(pipeline.name, run_id) for run_id in ids}
     assert len(workers) == 2
     assert {w.split("-")[0] for w in workers} == {"orders_eu"}

@@ -10,7 +10,7 @@ from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
+from kcl_pipeline.orchestration.assets.code_version import code_version
 from kcl_pipeline.orchestration.sensors.scaling.autoscaler import AutoscalerMemory
 from tests.support.dagster_fakes import (
     FakeCycle,
@@ -36,7 +36,7 @@ def test_keeps_the_minimum_of_workers_running(instance):
             "kcl/mode": "continuous",
             "dagster/max_retries": "0",
             "dagster/max_runtime": "0",
-            "kcl/version": pipeline_version(stage.pipeline),
+            "kcl/version": code_version(stage.pipeline),
         }
     stage.run(S.NOT_STARTED)
     assert len(stage().run_requests) == 1
@@ -103,7 +103,7 @@ def test_a_corrected_version_is_started_without_the_delay_of_the_former_one(inst
     result = stage()
     assert len(result.run_requests) == 2
     assert "failed" not in json.loads(result.cursor)["tick"]
-    own = {"kcl/version": pipeline_version(stage.pipeline)}
+    own = {"kcl/version": code_version(stage.pipeline)}
     for _ in range(2):
         instance.report_run_failed(stage.run(**own))
     waiting = stage()
@@ -118,6 +118,7 @@ def test_more_workers_than_the_maximum_are_asked_to_drain(instance):
     stage = Stage(instance, FakePipeline(workers=FakeFleet(min=1, max=1)))
     stage.run()
     newer = stage.run()
+    stage.workers.beat(*(stage.worker_of(run) for run in instance.get_runs()))
     stage()
     assert stage.workers.drained == [stage.worker_of(newer)]
 

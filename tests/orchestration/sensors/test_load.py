@@ -26,7 +26,7 @@ from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
     decide,
 )
 from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits, cpu_limit
-from tests.support.dagster_fakes import FakeFleet, FakePipeline, leases, led
+from tests.support.dagster_fakes import FakeFleet, FakePipeline, counted, leases, led
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 
 NOW = 1_000_000.0
@@ -120,7 +120,9 @@ def decided(memory: AutoscalerMemory, load: Load, now: float) -> ScalingDecision
         RunView(f"r{i}", S.STARTED, f"w-{i}", continuous=True, created=i)
         for i in range(memory.desired)
     ]
-    return decide(active, [], memory, minimum=1, maximum=4, now=now, load=load, limits=BOTH)
+    return decide(
+        counted(active), [], memory, minimum=1, maximum=4, now=now, load=load, limits=BOTH
+    )
 
 
 def test_the_cpu_adds_one_worker_at_a_time():

@@ -11,45 +11,36 @@ from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
     ScalingDecision,
     decide,
 )
-from tests.support.dagster_fakes import FakeFleet, FakePipeline
+from tests.support.dagster_fakes import FakeFleet, FakePipeline, counted
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 
 
-def decided(statuses: list[S], most: int, outdated: tuple[int, ...] = ()) -> ScalingDecision:
+def decided(statuses: list[S], most: int) -> ScalingDecision:
     runs = [
         RunView(f"r{i}", status, f"w-{i}", continuous=True, created=i)
         for i, status in enumerate(statuses)
     ]
-    return decide(
-        runs,
-        [],
-        AutoscalerMemory(desired=4),
-        minimum=most,
-        maximum=most,
-        now=0.0,
-        outdated=[runs[i] for i in outdated],
-    )
+    memory = AutoscalerMemory(desired=4)
+    return decide(counted(runs), [], memory, minimum=most, maximum=most, now=0.0)
 
 
 @pytest.mark.parametrize(
-    ("statuses", "outdated", "canceled", "drained", "action"),
+    ("statuses", "canceled", "drained", "action"),
     [
-        ([S.STARTED, S.STARTED, S.QUEUED, S.QUEUED], (), "r3 r2", "", "canceling 2 queued runs"),
-        ([S.QUEUED, S.STARTED, S.STARTED], (), "r0", "", "canceling 1 queued run"),
+        ([S.STARTED, S.STARTED, S.QUEUED, S.QUEUED], "r3 r2", "", "canceling 2 queued runs"),
+        ([S.QUEUED, S.STARTED, S.STARTED], "r0", "", "canceling 1 queued run"),
         (
             [S.STARTED, S.STARTED, S.STARTED, S.QUEUED],
-            (),
             "r3",
             "w-2",
             "canceling 1 queued run, draining 1",
         ),
-        ([S.STARTED, S.STARTED, S.STARTED], (), "", "w-2", "draining 1"),
-        ([S.STARTED, S.STARTING, S.STARTING], (), "", "w-0", "draining 1"),
-        ([S.STARTED, S.QUEUED, S.STARTED, S.QUEUED], (1,), "r1", "", "canceling 1 queued run"),
+        ([S.STARTED, S.STARTED, S.STARTED], "", "w-2", "draining 1"),
+        ([S.STARTED, S.STARTING, S.STARTING], "", "w-0", "draining 1"),
     ],
 )
-def test_the_newest_queued_runs_go_first(statuses, outdated, canceled, drained, action):
-    found = decided(statuses, 2, outdated)
+def test_the_newest_queued_runs_go_first(statuses, canceled, drained, action):
+    found = decided(statuses, 2)
     assert (found.cancel, found.drain) == (tuple(canceled.split()), tuple(drained.split()))
     assert found.reason.endswith(f"2 desired: {action}")
     assert found.start == 0

@@ -1,202 +1,244 @@
-"""Outdated workers are replaced one by one: the order, failures, restarts and full queues."""
+"""Workers are replaced one by one: at the end of their time, and after a deploy."""
 
 from __future__ import annotations
-
-from dataclasses import replace as changed
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kcl_pipeline.leases.state.worker_status import HungState, WorkerStatus
-from kcl_pipeline.orchestration.assets.runs.problems import (
-    NEW_FAILURE_SECONDS,
-    new_failures,
-    outdated_runs,
-)
-from kcl_pipeline.orchestration.assets.runs.runs import ACTIVE, RunView
-from kcl_pipeline.orchestration.sensors.scaling.reconcile import Heartbeats
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus, WorkerTotals
+from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.orchestration.sensors.scaling.replacement import (
-    Replacement,
-    WorkerRowsView,
+    STAGGER,
+    TAKE_OVER_SECONDS,
+    Code,
+    Failed,
+    Step,
     replace,
-    rows_view,
 )
+from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
+from kcl_pipeline.position import LATEST, SHARD_END
 from tests.support.dagster_fakes import worker
 from tests.support.replaced_fleet import Fleet, fleet_fixture  # noqa: F401 (fixture)
 from tests.support.sensor_stage import instance_fixture  # noqa: F401 (fixture)
 
 NOW = 1_000_000.0
+NEW = Code("new")
+ORDER = ["start two", "end one", "start two", "end one"]
 
 
-def view(name: str, status: S = S.STARTED, *, lived: float | None = None, **fields) -> RunView:
+def view(name: str, status: S = S.STARTED, *, age: float = 100.0, **fields) -> RunView:
     """A run; `o...` has the old version, `n...` the new one."""
     version = "new" if name.startswith("n") else "old"
-    order = int(name[1:])
-    started = None if status in (S.QUEUED, S.STARTING) else NOW - 100
-    ended = None if status in ACTIVE else NOW - 100 + (lived or 0.0)
-    return RunView(
-        name,
-        status,
-        f"w-{name}",
-        continuous=True,
-        created=NOW - 200 + order,
-        started=started,
-        ended=ended,
-        version=version,
-        **fields,
+    started = None if status in (S.QUEUED, S.STARTING) else NOW - age
+    fields = {"created": NOW - age - 5, "started": started, "version": version, **fields}
+    return RunView(name, status, f"w-{name}", continuous=True, **fields)
+
+
+SUCCESSOR = view("n3", replaces="w-o1", age=20)
+OTHERS = (view("o1"), view("o2", age=50))
+
+
+def status(read: int = 0, batches: int = 1, seconds: float = 20, **fields) -> WorkerStatus:
+    totals = WorkerTotals(seconds=seconds, batches=batches)
+    return WorkerStatus(read_leases=read, totals=totals, **fields)
+
+
+def step(
+    *runs: RunView,
+    leases: dict[str, str] | None = None,
+    rows: dict[str, WorkerStatus] | None = None,
+    drained: tuple[str, ...] = (),
+    without_row: tuple[str, ...] = (),
+    recent: tuple[RunView, ...] = (),
+    code: Code = NEW,
+    **given,
+) -> Step:
+    """The next step.
+
+    Args:
+        runs: The active runs. A started one has a row that moves, unless `without_row` has it.
+        leases: Owners by lease key; an owner `a>b` is a handoff.
+        rows: The status in the row by worker id.
+        drained: Workers that were asked to end.
+    """
+    moving = {
+        run.worker_id
+        for run in runs
+        if run.status in (S.STARTED, S.CANCELING) and run.worker_id not in without_row
+    }
+    table = []
+    for key, owners in (leases or {}).items():
+        former, _, owner = owners.rpartition(">")
+        table.append(Lease(key, LATEST, owner=owner, checkpoint_owner=former or None))
+    table.append(Lease("ended", SHARD_END, owner="w-o1"))
+    counted = CountedWorkers(
+        {run.worker_id: run for run in runs},
+        frozenset(moving),
+        {
+            key: worker(key, status=(rows or {}).get(key), drain_requested=key in drained)
+            for key in moving
+        },
     )
+    given = {"failed": None, "paused_before": 0, "now": NOW, **given}
+    return replace(counted, recent, table, code, given.pop("failed"), **given)
 
 
-def step(active, *, proven=None, reporting=None, draining=(), recent=(), desired=2, most=5):
-    names = [run.worker_id for run in active if run.status is S.STARTED]
-    rows = WorkerRowsView(
-        reporting=frozenset(names if reporting is None else reporting),
-        proven=frozenset(names if proven is None else proven),
-        draining=frozenset(draining),
-    )
-    return replace(
-        active,
-        recent,
-        outdated_runs(active, "new", "here"),
-        rows,
-        version="new",
-        desired=desired,
-        most_runs=most,
-        now=NOW,
-    )
+def test_nothing_happens_while_no_worker_is_due():
+    assert step(view("n1"), view("n2")) == Step()
+    assert step(*OTHERS, code=Code(None)) == Step(), "the version is not known"
+    assert step(*OTHERS, code=Code("new", replaces_versions=False)) == Step()
 
 
-def test_nothing_happens_without_an_outdated_worker():
-    assert step([view("n1"), view("n2")]) == Replacement()
+def test_the_successor_of_the_oldest_worker_starts_first():
+    assert step(*OTHERS).start == "w-o1"
+    assert "replacing 2 workers by version new" in (step(*OTHERS).text or "")
 
 
-def test_a_new_worker_starts_first():
-    assert step([view("o1"), view("o2")]).start == 1
+@pytest.mark.parametrize("state", [S.QUEUED, S.NOT_STARTED, S.STARTING])
+def test_a_successor_that_is_queued_or_starts_ends_nobody(state):
+    found = step(*OTHERS, view("n3", state, replaces="w-o1"))
+    assert (found.start, found.drain) == (None, ())
+    assert ("it is queued" if state is S.QUEUED else "it is starting") in (found.text or "")
+    assert step(*OTHERS, SUCCESSOR, without_row=("w-n3",)).drain == ()
 
 
-@pytest.mark.parametrize("status", [S.QUEUED, S.NOT_STARTED, S.STARTING])
-def test_a_new_worker_that_has_not_started_is_waited_for(status):
-    found = step([view("o1"), view("o2"), view("n3", status)])
-    assert (found.start, found.drain) == (0, ())
-    assert ("is queued" if status is S.QUEUED else "is starting") in found.text
-
-
-def test_a_new_worker_that_is_not_proven_is_waited_for():
-    active = [view("o1"), view("o2"), view("n3")]
-    assert step(active, proven=["w-o1", "w-o2"]).drain == ()
-    assert step(active).drain == ("w-o1",)
-
-
-def test_the_oldest_is_drained_and_only_one_at_a_time():
-    active = [view("o2"), view("o1"), view("n3")]
-    assert step(active).drain == ("w-o1",)
-    for waiting in (
-        step(active, draining=["w-o1"]),
-        step(active, reporting=["w-o2", "w-n3"]),
-        step([view("o2"), view("o1", S.CANCELING), view("n3")]),
-    ):
-        assert (waiting.start, waiting.drain) == (0, ())
-        assert "one is stopping" in waiting.text
-
-
-def test_never_more_than_the_maximum_and_one_more():
-    active = [view("o1"), view("o2"), view("o3", S.QUEUED)]
-    assert step(active, desired=3, most=4).start == 1
-    full = step(active, desired=3, most=3)
-    assert (full.start, full.drain) == (0, ())
-    assert "waiting for one of 3 runs to end" in full.text
-
-
-def test_missing_workers_are_left_to_the_autoscaler():
-    found = step([view("o1")], desired=2)
-    assert (found.start, found.drain) == (0, ())
-
-
-def test_runs_of_another_code_location_are_left_alone():
-    there, here = view("o1", location="there"), view("o2", location="here")
-    assert outdated_runs([there, here], "new", "here") == (here,)
-    assert step([there]) == Replacement()
-    assert outdated_runs([there, here], "new", None) == (there, here)
-    drain = RunView("d", S.STARTED, "w-d", continuous=False)
-    assert outdated_runs([drain], "new", None) == ()
-
-
-def test_three_failures_stop_it_and_a_worker_that_lives_begins_anew():
-    active = [view("o1"), view("o2")]
-    dead = [view(f"n{i}", S.FAILURE, lived=200) for i in (3, 4, 5)]
-    assert step(active, recent=[*active, *dead[:2]]).start == 1
-    stopped = step(active, recent=[*active, *dead])
-    assert (stopped.start, stopped.drain) == (0, ())
-    assert stopped.problem == (
-        "the replacement of 2 outdated workers has stopped: the last 3 runs of version new failed; "
-        "the outdated workers go on"
-    )
-    lives = changed(view("n6"), started=NOW - NEW_FAILURE_SECONDS)
-    assert new_failures([*dead, lives], "new", NOW) == 0
-    assert new_failures([*dead, view("n6")], "new", NOW) == 3, "it may still fail"
-    assert new_failures([*dead, view("n6", S.FAILURE, lived=301)], "new", NOW) == 0
-    assert new_failures([view("o9", S.FAILURE), *dead], "new", NOW) == 3
-    assert new_failures([*dead, view("n7", S.CANCELED)], "new", NOW) == 0
-
-
-@given(
-    statuses=st.lists(
-        st.tuples(st.sampled_from("on"), st.sampled_from(sorted(ACTIVE, key=str))), max_size=8
-    ),
-    proven=st.sets(st.integers(0, 7)),
-    draining=st.sets(st.integers(0, 7)),
-    desired=st.integers(1, 6),
-    most=st.integers(2, 7),
+@pytest.mark.parametrize(
+    ("leases", "row", "ends"),
+    [
+        ({"a": "w-o1", "b": "w-n3"}, status(read=1), False),
+        ({"a": "w-o1>w-n3", "b": "w-n3"}, status(read=1), False),
+        ({"a": "w-o2>w-o1", "b": "w-n3"}, status(read=1), False),
+        ({"a": "w-n3", "b": "w-n3"}, status(read=1), False),
+        ({"a": "w-n3", "b": "w-n3"}, status(read=2), True),
+        ({"a": "w-n3"}, None, False),
+        ({"a": "w-n3"}, status(read=1, batches=0, lag_millis=900), False),
+        ({"a": "w-n3"}, status(read=1, batches=0, lag_millis=0), True),
+        ({"a": "w-n3"}, status(read=1, failed_batches=1), False),
+        ({"a": "w-o2"}, status(batches=0), True),
+        ({}, status(batches=0), True),
+    ],
 )
-def test_a_drain_always_leaves_enough_proven_workers(statuses, proven, draining, desired, most):
-    active = [view(f"{kind}{i}", status) for i, (kind, status) in enumerate(statuses)]
-    ids = [run.worker_id for run in active]
-    found = step(
-        active,
-        proven=[ids[i] for i in proven if i < len(ids)],
-        draining=[ids[i] for i in draining if i < len(ids)],
-        desired=desired,
-        most=most,
+def test_a_worker_ends_after_its_successor_has_read_each_shard(leases, row, ends):
+    rows = {} if row is None else {"w-n3": row}
+    found = step(*OTHERS, SUCCESSOR, leases=leases, rows=rows)
+    assert found.drain == (("w-o1",) if ends else ())
+    assert found.start is None
+
+
+def test_a_java_leader_moves_nothing_so_the_leases_are_given_at_the_end():
+    rows = {"w-n3": status(read=1)}
+    kept = {"a": "w-o1", "b": "w-n3"}
+    found = step(*OTHERS, SUCCESSOR, leases=kept, rows=rows, follows_succession=False)
+    assert found.drain == ("w-o1",)
+
+
+def test_only_one_worker_is_replaced_at_a_time():
+    rows = {"w-n3": status()}
+    ending = step(*OTHERS, SUCCESSOR, rows=rows, drained=("w-o1",))
+    assert (ending.start, ending.drain) == (None, ())
+    assert "which is ending" in (ending.text or "")
+    after = step(OTHERS[1], SUCCESSOR, drained=("w-o2",))
+    assert (after.start, after.drain) == (None, ())
+    assert step(*OTHERS, view("n4", S.STARTING)).start is None, "a worker starts"
+    assert step(OTHERS[1], SUCCESSOR).start == "w-o2"
+    assert step(*OTHERS, drained=("w-o1",)).start is None, "one is ending"
+
+
+def test_a_worker_that_is_gone_is_not_waited_for():
+    assert step(OTHERS[1], SUCCESSOR, view("o1"), without_row=("w-o1",)).start is None
+    assert step(view("n2"), SUCCESSOR) == Step()
+
+
+def paused(number: int = 1) -> WorkerStatus:
+    lease = PausedLease("s-0", "ValueError: x", 1.0)
+    return status(read=1, batches=0, paused=(lease,) * number, paused_leases=number, dead_letters=7)
+
+
+def test_a_successor_that_pauses_shards_ends_and_its_version_replaces_no_more():
+    found = step(*OTHERS, SUCCESSOR, leases={"a": "w-n3"}, rows={"w-n3": paused()})
+    assert (found.drain, found.start) == (("w-n3",), None)
+    assert found.failed is not None
+    assert found.failed.sentence("kcl-pipeline do replay") == (
+        "version new replaces no more workers: worker w-n3 has paused 1 shard: ValueError: x; "
+        "workers of version old go on; 7 records became dead letters meanwhile; after a "
+        "correction, `kcl-pipeline do replay` reads them again"
     )
-    assert not (found.start and found.drain)
-    assert not found.start or len(active) < most
-    if found.drain:
-        new = [run for run in active if run.version == "new"]
-        assert new
-        assert all(ids.index(run.worker_id) in proven for run in new)
-        assert not any(i in draining for i in range(len(ids)))
-        assert not any(run.status is S.CANCELING for run in active)
-        assert len(active) > desired
+    after = step(*OTHERS, failed=found.failed)
+    assert (after.start, after.drain, after.failed) == (None, (), found.failed)
+    assert step(*OTHERS, failed=found.failed, code=Code("newer")).start == "w-o1"
 
 
-def test_a_worker_is_proven_by_rows_that_change():
-    beats, rows = Heartbeats(), {"a": worker("a", 1.0), "stuck": worker("stuck", 1.0)}
-    rows["hung"] = changed(worker("hung"), status=WorkerStatus(hung=HungState("writing", 9.0, 1)))
-    rows["drains"] = changed(worker("drains"), drain_requested=True)
-    rows["fails"] = worker("fails", -1.0)
-    for tick in range(4):
-        assert rows_view(beats, 30.0).proven == frozenset(), tick
-        for name in rows.keys() - {"stuck"}:
-            rows[name] = changed(rows[name], last_update_seconds=tick)
-        beats.observe(rows.values(), [], 10.0 * tick)
-    found = rows_view(beats, 30.0)
-    assert found.proven == {"a"}
-    assert found.draining == {"drains"}
-    assert found.reporting == set(rows)
+def test_a_shard_that_was_paused_before_is_no_fault_of_the_successor():
+    rows = {"w-n3": paused()}
+    found = step(*OTHERS, SUCCESSOR, leases={"a": "w-n3"}, rows=rows, paused_before=1)
+    assert (found.drain, found.failed) == (("w-o1",), None)
 
 
-ORDER = ["start new", "drain old", "start new", "drain old"]
+def test_a_new_worker_that_pauses_shards_later_stops_the_rollout():
+    found = step(OTHERS[1], SUCCESSOR, rows={"w-n3": paused()})
+    assert (found.drain, found.start) == (("w-n3",), None)
+    both = step(OTHERS[1], SUCCESSOR, rows={"w-n3": paused(), "w-o2": paused()})
+    assert (both.drain, both.start) == ((), "w-o2"), "the old version pauses them, too"
 
 
-def test_every_worker_is_replaced_after_a_new_one_is_ready(fleet):
-    texts = [fleet.tick().cursor for _ in range(40)]
+def test_a_successor_that_cannot_read_ends_after_ten_minutes():
+    late = TAKE_OVER_SECONDS + 1
+    waiting = {"leases": {"a": "w-n3"}, "rows": {"w-n3": status(seconds=late)}}
+    found = step(*OTHERS, SUCCESSOR, **waiting)
+    assert found.drain == ("w-n3",)
+    assert found.failed is not None
+    assert found.failed.reason == "worker w-n3 has not read 1 shard yet for 10 min"
+    assert step(*OTHERS, SUCCESSOR, **waiting, batch_seconds=60).drain == ()
+
+
+def test_three_runs_that_fail_stop_a_version_and_one_that_lives_does_not():
+    dead = tuple(
+        view(f"n{i}", S.FAILURE, created=NOW - 400 + i, ended=NOW - 350) for i in (3, 4, 5)
+    )
+    found = step(*OTHERS, recent=dead)
+    assert (found.start, found.drain) == (None, ())
+    assert found.failed is not None
+    assert "its last 3 runs failed" in found.failed.sentence("")
+    assert step(*OTHERS, recent=dead[:2]).start == "w-o1"
+
+
+def test_the_time_of_a_worker_is_staggered_by_its_id():
+    code = Code(None, run_seconds=1_000.0)
+    runs = [view(f"{i:032x}", age=1_000 - i) for i in range(200)]
+    assert code.is_over(runs[0], NOW)
+    assert not any(code.is_over(run, NOW - 1_000 * STAGGER - 1) for run in runs)
+    first = RunView("f" * 32, S.STARTED, "w", continuous=True, started=NOW - 901)
+    assert code.is_over(first, NOW)
+    assert not Code(None).is_over(first, NOW), "without an end"
+    assert not Code(None, "east", 10.0).is_over(view("o1", location="west"), NOW)
+
+
+def test_after_a_failed_successor_of_the_same_version_the_next_one_waits_for_an_hour():
+    code = Code("old", run_seconds=50.0)
+    failed = Failed(version="old", former="old", reason="worker w-3 has paused 1 shard", at=NOW)
+    found = step(view("o1"), failed=failed, code=code, now=NOW + 3_599)
+    assert (found.start, found.failed) == (None, failed)
+    assert failed.sentence("") == (
+        "the replacement of workers whose time is over has stopped: worker w-3 has paused 1 shard"
+    )
+    assert step(view("o1"), failed=failed, code=code, now=NOW + 3_600).start == "w-o1"
+
+
+# A sensor with its cursor, and runs and workers that follow it
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_deploy_replaces_every_worker_after_its_successor_reads(fleet, is_busy):
+    fleet.is_busy = is_busy
+    texts = [fleet.tick().cursor or "" for _ in range(40)]
     assert fleet.log == ORDER
-    assert (fleet.kinds(), fleet.most) == (["new", "new"], 3)
-    assert f"replacing 2 outdated workers by version {fleet.version}: starting 1" in texts[0]
-    assert "replacing" not in texts[-1]
+    assert (fleet.versions(), fleet.most) == (["two", "two"], 3)
+    assert sorted(fleet.owners().values()) == [2, 2]
+    assert fleet.moves == 4, "each lease moves once"
+    assert any("replacing 2 workers by version two" in text for text in texts)
+    assert "repla" not in texts[-1]
 
 
 def test_the_same_code_replaces_nothing(fleet):
@@ -206,43 +248,30 @@ def test_the_same_code_replaces_nothing(fleet):
     assert fleet.log == []
 
 
-def test_it_can_be_switched_off(instance):
-    fleet = Fleet(instance)
-    for _ in range(3):
-        fleet.tick()
-    fleet.log.clear()
-    fleet.deploy("two")
-    fleet.stage.pipeline.workers.rolling_replacement = False
-    for _ in range(20):
-        fleet.tick()
-    assert fleet.log == []
-
-
-@pytest.mark.parametrize("restart", range(1, 24, 2))
+@pytest.mark.parametrize("restart", range(1, 16, 2))
 def test_a_sensor_that_restarts_in_the_middle_continues(fleet, restart):
     for tick in range(50):
         if tick == restart:
             fleet.deploy("two")
+            fleet.stage.cursor = '{"open_shards": 8}'
         fleet.tick()
     assert fleet.log == ORDER
-    assert (fleet.kinds(), fleet.most) == (["new", "new"], 3)
+    assert (fleet.versions(), fleet.most) == (["two", "two"], 3)
 
 
-def test_a_cursor_that_is_lost_changes_nothing(fleet):
-    for _ in range(50):
-        fleet.stage.cursor = '{"open_shards": 8}'
-        fleet.tick()
-    assert fleet.log == ORDER
-
-
-def test_new_workers_that_fail_stop_it_and_the_old_ones_go_on(fleet):
-    results = [fleet.tick(fails=True) for _ in range(20)]
-    assert fleet.log == ["start new"] * 3
-    assert fleet.kinds() == ["old", "old"]
+def test_a_broken_version_costs_one_worker_and_the_old_ones_go_on(fleet):
+    fleet.broken.add("two")
+    results = [fleet.tick() for _ in range(60)]
+    assert fleet.log == ["start two", "end two with 2"]
+    assert fleet.versions() == ["one", "one"]
+    assert sorted(fleet.owners().values()) == [2, 2]
+    (ended,) = fleet.instance.get_runs(dg.RunsFilter(statuses=[S.FAILURE]))
+    assert ended.tags["kcl/version"] == "two"
     sentence = results[-1].skip_reason.skip_message
-    assert (
-        "the replacement of 2 outdated workers has stopped: the last 3 runs of version" in sentence
-    )
+    assert "version two replaces no more workers: worker orders_eu-" in sentence
+    assert "has paused 1 shard: ValueError: x; workers of version one go on" in sentence
+    assert "5 records became dead letters meanwhile" in sentence
+    assert "kcl-pipeline do replay" in sentence
     checks = [
         event
         for result in results
@@ -250,26 +279,96 @@ def test_new_workers_that_fail_stop_it_and_the_old_ones_go_on(fleet):
         if isinstance(event, dg.AssetCheckEvaluation) and event.check_name == "workers_running"
     ]
     assert not checks[-1].passed
-    assert "has stopped" in checks[-1].description
+    assert "version two replaces no more workers" in checks[-1].description
+    fleet.log.clear()
     fleet.deploy("three")
     for _ in range(40):
         fleet.tick()
-    assert fleet.log[3:] == ORDER
+    assert fleet.log == ["start three", "end one", "start three", "end one"]
 
 
-def test_a_queue_that_holds_the_new_run_back_leaves_the_old_workers(fleet):
+def test_runs_that_fail_at_once_stop_a_version(fleet):
+    results = [fleet.tick(fails=True) for _ in range(80)]
+    assert fleet.log == ["start two"] * 3
+    assert fleet.versions() == ["one", "one"]
+    sentence = results[-1].skip_reason.skip_message
+    assert "version two replaces no more workers: its last 3 runs failed" in sentence
+
+
+def test_no_worker_of_a_failed_version_fills_a_gap_while_an_old_one_runs(fleet):
+    fleet.broken.add("two")
+    for _ in range(30):
+        fleet.tick()
+    fleet.log.clear()
+    fleet.kill(fleet.alive[0])
+    for _ in range(30):
+        fleet.tick()
+    assert fleet.log == ["kill one"]
+    fleet.kill(fleet.alive[0])
+    for _ in range(30):
+        fleet.tick()
+    assert fleet.log[:3] == ["kill one", "kill one", "start two"]
+
+
+def test_a_queue_that_holds_the_successor_back_ends_nobody(fleet):
     results = [fleet.tick(status=S.QUEUED) for _ in range(30)]
-    assert fleet.log == ["start new"]
-    assert fleet.kinds() == ["old", "old"]
-    assert "a new one is queued" in results[-1].cursor
+    assert fleet.log == ["start two"]
+    assert fleet.versions() == ["one", "one"]
+    assert "it is queued" in results[-1].cursor
     assert "been queued for up to" in results[-1].cursor
 
 
-def test_a_worker_without_a_version_is_outdated(instance):
-    fleet = Fleet(instance, min=1, max=1)
-    run = fleet.stage.run(S.STARTED)
-    fleet.alive.append(run)
-    run.tags["kcl/version"] = "before"
-    for _ in range(20):
+def test_a_successor_that_is_killed_gives_its_place_to_another_one(fleet):
+    while len(fleet.alive) < 3:
         fleet.tick()
-    assert fleet.log == ["start new", "drain old"]
+    fleet.kill(fleet.alive[-1])
+    for _ in range(80):
+        fleet.tick()
+    assert fleet.log == ["start two", "kill two", *ORDER]
+    assert fleet.most == 3
+    assert sorted(fleet.owners().values()) == [2, 2]
+
+
+def test_a_worker_that_is_killed_while_it_is_replaced_has_its_successor(fleet):
+    while len(fleet.alive) < 3:
+        fleet.tick()
+    former = fleet.alive[-1].tags["kcl/replaces"]
+    fleet.kill(next(run for run in fleet.alive if fleet.stage.worker_of(run) == former))
+    for _ in range(60):
+        fleet.tick()
+    assert fleet.log == ["start two", "kill one", "start two", "end one"]
+    assert fleet.most == 3
+
+
+def test_workers_without_a_run_are_counted_by_their_rows(instance):
+    """As those of Kubernetes, of a shell, or of Java: they are neither replaced nor drained."""
+    fleet = Fleet(instance, min=3, max=3)
+    fleet.stage.workers.rows["java"] = worker("java")
+    fleet.stage.workers.rows["gone"] = worker("gone")
+    for tick in range(20):
+        fleet.stage.workers.beat("java")
+        fleet.tick()
+        if tick == 3:
+            assert fleet.log == ["start one"], "a row that never moved counts for 30 s"
+    assert fleet.log == ["start one", "start one"]
+    assert "1 worker without a run here" in (fleet.stage.cursor or "")
+
+
+@pytest.mark.parametrize(("workers", "is_busy"), [(1, True), (2, False), (6, True)])
+def test_bounded_runs_follow_each_other(instance, is_busy, workers):
+    """Run hours of six minutes for an hour, also with more workers than the four shards."""
+    fleet = Fleet(instance, min=workers, max=workers, run_hours=0.1, rolling_replacement=False)
+    fleet.is_busy = is_busy
+    fleet.stage.cursor = '{"open_shards": 4}'
+    for _ in range(720):
+        fleet.tick()
+    workers = min(workers, 4)
+    starts = fleet.log.count("start one")
+    assert len(fleet.alive) in (workers, workers + 1)
+    assert fleet.most <= workers + 1
+    assert fleet.log.count("end one") == starts - len(fleet.alive)
+    assert not any("with" in entry for entry in fleet.log), "nobody ends with a lease"
+    assert 8 * workers <= starts <= 12 * workers
+    assert fleet.moves <= 4 * 12
+    runs = instance.get_runs(dg.RunsFilter(statuses=[S.FAILURE, S.CANCELED]))
+    assert runs == []

@@ -128,11 +128,11 @@ def evaluation(result: dg.SensorResult) -> dg.AssetCheckEvaluation | None:
     return found[0] if found else None
 
 
-def test_a_run_limit_of_two_with_a_fleet_of_four():
+def test_runs_that_wait_in_the_queue_count_and_the_limit_is_named():
     pipeline = FakePipeline(workers=FakeFleet(min=4, max=8))
     with queued_instance(max_concurrent_runs=2) as instance:
         stage = Stage(instance, pipeline)
-        assert len(stage().run_requests) == 1, "one place is kept for other runs"
+        assert len(stage().run_requests) == 4
         running = [stage.run(S.STARTED, **TAGS) for _ in range(2)]
         waiting = [stage.run(S.QUEUED, **TAGS) for _ in range(2)]
         record = instance.get_run_record_by_id(running[0].run_id)

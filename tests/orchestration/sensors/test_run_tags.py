@@ -12,8 +12,8 @@ from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 from dagster._utils.tags import normalize_tags
 
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.orchestration.assets.code_version import code_version
 from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.pipeline_version import pipeline_version
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.pipeline.arguments import Fleet
 from tests.support.dagster_fakes import FakeFleet, FakePipeline
@@ -27,8 +27,8 @@ TAGS = {"dagster-k8s/config": K8S, "team": "orders", "dagster/priority": "3"}
 
 
 def test_the_users_tags_are_on_every_run_of_the_sensor(instance):
-    stage = Stage(instance, FakePipeline(workers=FakeFleet(run_tags=TAGS)))
-    version = {"kcl/version": pipeline_version(stage.pipeline)}
+    stage = Stage(instance, FakePipeline(workers=FakeFleet(run_tags=TAGS, code_version="7c1")))
+    version = {"kcl/version": code_version(stage.pipeline)}
     for request in stage().run_requests:
         assert request.tags == TAGS | stage.names.worker_run_tags | version
 
@@ -39,7 +39,7 @@ def test_dagster_accepts_every_tag_without_a_warning():
 
 
 def test_no_tag_of_the_package_can_be_a_users_tag():
-    for tag in (*Names.of(FakePipeline()).worker_run_tags, "kcl/worker", "dagster/run_key"):
+    for tag in (*Names.of(FakePipeline()).worker_run_tags, "kcl/replaces", "dagster/run_key"):
         with pytest.raises(SettingsError, match="is a tag of kcl_pipeline or Dagster"):
             Fleet(run_tags={tag: "1"})
 

@@ -15,7 +15,15 @@ from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
     decide,
 )
 from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits
-from tests.support.dagster_fakes import FakeCycle, FakeFleet, FakePipeline, leases, led, worker
+from tests.support.dagster_fakes import (
+    FakeCycle,
+    FakeFleet,
+    FakePipeline,
+    counted,
+    leases,
+    led,
+    worker,
+)
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 
 NOON = 1_700_049_600.0 - 1_700_049_600.0 % 86_400 + 43_200
@@ -36,7 +44,7 @@ def decided(
         RunView(f"r{i}", S.STARTED, f"w-{i}", continuous=True, created=i) for i in range(runs)
     ]
     return decide(
-        active,
+        counted(active),
         [],
         memory,
         minimum=minimum,
@@ -93,7 +101,7 @@ def test_what_limits_the_workers_is_named(lag, runs, minimum, maximum, shards, l
 def test_the_rest_of_a_delay_is_never_zero():
     failed = [RunView("r", S.FAILURE, "w", continuous=True, started=NOON - 20, ended=NOON - 9.6)]
     memory = AutoscalerMemory(desired=1, open_shards=4, last_death="r", retry_at=NOON + 0.4)
-    found = decide([], failed, memory, minimum=1, maximum=3, now=NOON)
+    found = decide(counted([]), failed, memory, minimum=1, maximum=3, now=NOON)
     assert found.reason == "0 workers, 1 desired: next start in 1 s"
 
 

@@ -7,27 +7,18 @@ import dagster as dg
 
 from kcl_pipeline.orchestration.assets.contract import PipelineLike
 from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.runs.queue import (
-    observe_places,
-    places_problem,
-    queue_problem,
-)
+from kcl_pipeline.orchestration.assets.runs.queue import queue_problem
 from kcl_pipeline.orchestration.assets.runs.runs import (
     RunView,
     active_runs,
     recent_runs,
     runs_of_version,
 )
-from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, printable
 
 EARLY_FAILURE_SECONDS: Final = 60.0
-NEW_FAILURE_SECONDS: Final = 300.0
-"""A run of a new version that fails within this time speaks against the version."""
 NO_ROW_SECONDS: Final = 120.0
 """A starting worker writes its row after its Spark session exists."""
-MOST_NEW_FAILURES: Final = 3
-"""After so many failures in a row, no further worker is replaced by the new version."""
 
 
 def early_failures(
@@ -51,7 +42,7 @@ def early_failures(
     return tuple(failures)
 
 
-def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> RunProblem | None:
+def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> str | None:
     """Say that workers keep failing soon after their start. None: they do not.
 
     Args:
@@ -62,74 +53,10 @@ def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> RunP
     failures = early_failures(recent, now)
     if len(failures) < max(desired, 1):
         return None
-    return RunProblem(
-        "runs_failing",
-        f"the last {counted(len(failures), 'worker run')} failed within a minute of the start",
-    )
+    return f"the last {counted(len(failures), 'worker run')} failed within a minute of the start"
 
 
-def outdated_runs(
-    active: Sequence[RunView], version: str, location: str | None
-) -> tuple[RunView, ...]:
-    """The continuous runs with another version than the one of this code location.
-
-    Args:
-        active: The active runs.
-        version: The version of the pipeline.
-        location: This code location. Runs of other ones are left out. None: not known.
-    """
-    return tuple(
-        run
-        for run in active
-        if run.continuous
-        and run.version != version
-        and (location is None or run.location is None or run.location == location)
-    )
-
-
-def new_failures(recent: Sequence[RunView], version: str, now: float) -> int:
-    """Count the failures of this version within `NEW_FAILURE_SECONDS`, as in `early_failures`."""
-    own = (run for run in recent if run.version == version)
-    return len(early_failures(own, now, NEW_FAILURE_SECONDS))
-
-
-def refusal(recent: Sequence[RunView], version: str) -> str | None:
-    """Why the sensor has ended a worker of this version. None: it has not."""
-    found = (run.refused for run in recent if run.version == version and run.refused)
-    return next(found, None)
-
-
-def replacement_problem(
-    outdated: Sequence[RunView], recent: Sequence[RunView], version: str, now: float
-) -> str | None:
-    """Say that outdated workers are not replaced because new ones fail. None: they are.
-
-    A worker that was refused stops the replacement at once: its shards made no progress.
-
-    Args:
-        outdated: The outdated runs.
-        recent: The newest continuous runs in any status.
-        version: The version of the pipeline.
-        now: Epoch seconds.
-    """
-    if not outdated:
-        return None
-    stopped = f"the replacement of {counted(len(outdated), 'outdated worker')} has stopped"
-    refused = refusal(recent, version)
-    if refused is not None:
-        return f"{stopped}: {refused}; the outdated workers go on"
-    failures = new_failures(recent, version, now)
-    if failures < MOST_NEW_FAILURES:
-        return None
-    return (
-        f"{stopped}: the last {failures} runs of version {version} failed; "
-        "the outdated workers go on"
-    )
-
-
-def silent_runs(
-    active: Sequence[RunView], living: Collection[str], now: float
-) -> RunProblem | None:
+def silent_runs(active: Sequence[RunView], living: Collection[str], now: float) -> str | None:
     """Say that started runs have no worker that reports. None: all report, or are new.
 
     Dagster does not notice that the host of a run is gone; the leader sensor closes such runs.
@@ -150,10 +77,9 @@ def silent_runs(
     ]
     if not silent:
         return None
-    return RunProblem(
-        "runs_silent",
+    return (
         f"the workers of {counted(len(silent), 'run')} do not report; the first is "
-        f"{printable(min(silent))}",
+        f"{printable(min(silent))}"
     )
 
 
@@ -162,7 +88,7 @@ def observe_run_problems(
     names: Names,
     instance: dg.DagsterInstance,
     living: Collection[str],
-    version: str,
+    version: str | None,
     now: float,
 ) -> tuple[str, ...]:
     """Observe the runs and the run queue. Returns sentences without a period.
@@ -172,20 +98,16 @@ def observe_run_problems(
         names: Its names in Dagster.
         instance: The Dagster instance.
         living: Ids of the workers whose row changes.
-        version: The version of the pipeline.
+        version: The version of the code. None: not known.
         now: Epoch seconds.
     """
     fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
     active = active_runs(instance, names.application, separator)
     recent = recent_runs(instance, names.application, separator)
-    outdated = outdated_runs(active, version, None) if fleet.rolling_replacement else ()
     workers = [run for run in active if run.continuous]
-    missing = fleet.min - len(workers)
     found = (
         queue_problem(workers, instance, {**fleet.run_tags, **names.worker_run_tags}, now),
-        places_problem(missing, observe_places(instance)) if missing > 0 else None,
         failure_problem(runs_of_version(recent, version), fleet.min, now),
-        replacement_problem(outdated, recent, version, now),
         silent_runs(active, living, now),
     )
     return tuple(one for one in found if one is not None)

@@ -1,14 +1,11 @@
 """Find out for how long runs of workers wait in Dagster's run queue, and why."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-from kcl_pipeline.orchestration.assets.names import CONTINUOUS, MODE_TAG
-from kcl_pipeline.orchestration.assets.runs.runs import ACTIVE, RunView
-from kcl_pipeline.status.snapshot import RunProblem
+from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.text import counted, duration_text, printable
 
 QUEUED_LONG_SECONDS: Final = 60.0
@@ -25,47 +22,6 @@ IN_PROGRESS: Final = (
 """Statuses of the runs that count against the limits of Dagster's run queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The run limit of Dagster, and how many more worker runs it has a place for.
-
-    A worker keeps its place for as long as it runs. One place is therefore kept for other runs:
-    without it they would wait in the queue for ever.
-
-    Attributes:
-        limit: Largest number of runs in progress. None: no limit, or not known.
-        free: Number of worker runs that may be started. Negative: there are too many.
-    """
-
-    limit: int | None = None
-    free: int = 0
-
-    def limited(self, start: int) -> int:
-        """Return how many of these runs have a place."""
-        return start if self.limit is None else min(start, max(self.free, 0))
-
-
-def places_problem(missing: int, places: Places) -> RunProblem | None:
-    """Say that workers are not started, because they have no place. None: all have one.
-
-    Args:
-        missing: Number of workers that are wanted in addition.
-        places: The places.
-    """
-    waiting = missing - places.limited(missing)
-    if waiting <= 0 or places.limit is None:
-        return None
-    verb = "is" if waiting == 1 else "are"
-    text = f"{counted(waiting, 'worker')} {verb} not started: the run limit {places.limit} "
-    if places.limit == 1:
-        text += "(max_concurrent_runs) is too small for workers and other runs"
-    else:
-        places_left = counted(places.limit - 1, "place")
-        text += f"(max_concurrent_runs) has {places_left} for all workers, "
-        text += "and 1 is kept for other runs"
-    return RunProblem("runs_without_place", text)
-
-
 def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
     """The runs that have been queued for longer than `QUEUED_LONG_SECONDS`, oldest first."""
     waiting = (
@@ -78,7 +34,7 @@ def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
 
 def queue_problem(
     active: Sequence[RunView], instance: DagsterInstance, tags: Mapping[str, str], now: float
-) -> RunProblem | None:
+) -> str | None:
     """Say that runs wait in the queue for long, and which limit keeps them there.
 
     Args:
@@ -96,10 +52,9 @@ def queue_problem(
     seconds = now - waiting[0].created
     verb = "has" if len(waiting) == 1 else "have"
     reason = " and ".join(reached_limits(instance, tags)) or _NO_LIMIT_REACHED
-    return RunProblem(
-        "runs_queued",
+    return (
         f"{counted(len(waiting), 'worker run')} {verb} been queued for up to "
-        f"{duration_text(seconds)}: {reason}",
+        f"{duration_text(seconds)}: {reason}"
     )
 
 
@@ -125,17 +80,6 @@ def reached_limits(instance: DagsterInstance, tags: Mapping[str, str]) -> tuple[
             tag = key if value is None else f"{key}: {printable(value)}"
             found.append(f"the tag limit {limit} of {tag} is reached")
     return tuple(found)
-
-
-def observe_places(instance: DagsterInstance) -> Places:
-    """Read the run limit and count the worker runs of all applications, also those queued."""
-    limits = _limits(instance)
-    most = -1 if limits is None else int(limits.max_concurrent_runs)
-    if most < 1:
-        return Places()
-    statuses = sorted(ACTIVE, key=lambda status: status.value)
-    workers = RunsFilter(tags={MODE_TAG: CONTINUOUS}, statuses=statuses)
-    return Places(most, max(most - 1, 1) - instance.get_runs_count(workers))
 
 
 def _limits(instance: DagsterInstance) -> Any:

@@ -15,7 +15,7 @@ from kcl_pipeline.orchestration.assets.names import (
     DRAINED_TAG,
     LOCATION_TAG,
     MODE_TAG,
-    REFUSED_TAG,
+    REPLACES_TAG,
     REPOSITORY_TAG,
     VERSION_TAG,
     worker_id_of,
@@ -53,10 +53,9 @@ class RunView:
         created: Epoch seconds as Dagster recorded them, as are `started` and `ended`.
         started: When the run started; None before.
         ended: When the run ended; None before.
-        version: Version of the pipeline that the run was started with. None: not known.
+        version: Version of the code that the run was started with. None: not known.
         location: Code location that the run was started in. None: not known.
-        refused: Why the sensor has ended the worker, because its version does not work. None: it
-            has not.
+        replaces: Id of the worker that the worker of this run replaces. None: of no worker.
     """
 
     run_id: str
@@ -68,7 +67,7 @@ class RunView:
     ended: float | None = None
     version: str | None = None
     location: str | None = None
-    refused: str | None = None
+    replaces: str | None = None
 
     @property
     def active(self) -> bool:
@@ -97,7 +96,7 @@ def _view(record: RunRecord, application: str, separator: str) -> RunView:
         location=run.tags.get(LOCATION_TAG)
         or run.tags.get(REPOSITORY_TAG, "").partition("@")[2]
         or None,
-        refused=run.tags.get(REFUSED_TAG),
+        replaces=run.tags.get(REPLACES_TAG),
     )
 
 
@@ -124,7 +123,7 @@ def recent_runs(instance: DagsterInstance, application: str, separator: str) -> 
     )
 
 
-def runs_of_version(recent: Sequence[RunView], version: str) -> tuple[RunView, ...]:
+def runs_of_version(recent: Sequence[RunView], version: str | None) -> tuple[RunView, ...]:
     """The runs of this version. Failures of another one say nothing about it.
 
     A run without a version counts, because it may be of this one.

@@ -1,17 +1,16 @@
 """Decide how many worker runs to start or to drain.
 
-`decide` is a pure function of Dagster's runs, the load of the workers, and the memory in the
-sensor's cursor. It counts active runs and does not use run keys, because Dagster never starts a
-second run with a used key.
+`decide` is a pure function of the workers, their load, and the memory in the sensor's cursor.
 
-* There are never more runs than open shards, because a worker more would have nothing to read.
-* Only some runs may be on the way at once: queued, starting, or without a worker metrics row.
+* There are never more workers than open shards, because one more would have nothing to read.
+* Only some runs may be on the way at once: queued, starting, or without a worker metrics row. They
+  count as workers, so none is started twice.
 * Runs that fail soon after their start are replaced with a growing delay. Otherwise a transform
   that always fails would start a run every five seconds.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, Self
 
@@ -21,6 +20,8 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.orchestration.assets.runs.problems import early_failures
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
 from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits
+from kcl_pipeline.orchestration.sensors.scaling.replacement import Failed
+from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
 from kcl_pipeline.text import counted, duration_text
 
 FIRST_BACKOFF_SECONDS: Final = 10.0
@@ -57,6 +58,8 @@ class AutoscalerMemory(_Value):
         drained_at: When `desired` was last lowered because of the load.
         open_shards: Number of open shards that limits the workers. None: not known yet.
         fewer_since: Since when fewer shards than `open_shards` are open.
+        failed: The version of the code that replaces no other workers. None: no version.
+        paused_before: Number of paused shards when the last successor of a worker started.
     """
 
     desired: int = Field(0, ge=0)
@@ -71,6 +74,8 @@ class AutoscalerMemory(_Value):
     drained_at: float | None = None
     open_shards: int | None = Field(None, ge=0)
     fewer_since: float | None = None
+    failed: Failed | None = None
+    paused_before: int = Field(0, ge=0)
 
     @classmethod
     def parse(cls, cursor: str | None) -> Self:
@@ -185,31 +190,25 @@ def _with_shards(memory: AutoscalerMemory, open_shards: int | None, now: float) 
     return memory.model_copy(update={"open_shards": open_shards, "fewer_since": None})
 
 
-def is_ready(run: RunView, ready: Collection[str] | None) -> bool:
-    """Whether the run has started and its worker reports.
+def _superfluous(workers: CountedWorkers, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The queued runs to cancel, then the workers to drain: the newest first.
 
-    Args:
-        run: An active run.
-        ready: Ids of the workers that report. None: every started run counts as ready.
+    A queued run has no worker yet. One that is starting can neither be canceled nor drained. A
+    worker that is being replaced, and its successor, are left alone.
     """
-    return run.status.value == "STARTED" and (ready is None or run.worker_id in ready)
-
-
-def _superfluous(
-    runs: Sequence[RunView], number: int, outdated: Sequence[RunView]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The queued runs to cancel, then the workers to drain: the outdated and the newest first.
-
-    A queued run has no worker yet. One that is starting can neither be canceled nor drained.
-    """
-    newest = sorted(runs, key=lambda run: (run in outdated, run.created), reverse=True)
+    free = [
+        run
+        for run in workers.runs.values()
+        if run.worker_id not in workers.paired and not workers.is_draining(run.worker_id)
+    ]
+    newest = sorted(free, key=lambda run: (run.created, run.run_id), reverse=True)
     queued = [run.run_id for run in newest if run.status.value == "QUEUED"][:number]
-    started = [run.worker_id for run in newest if run.status.value == "STARTED"]
-    return tuple(queued), tuple(started[: number - len(queued)])
+    moving = [run.worker_id for run in newest if run.worker_id in workers.moving]
+    return tuple(queued), tuple(moving[: number - len(queued)])
 
 
 def decide(
-    active: Sequence[RunView],
+    workers: CountedWorkers,
     recent: Sequence[RunView],
     memory: AutoscalerMemory,
     *,
@@ -220,14 +219,11 @@ def decide(
     limits: LoadLimits = NO_LIMITS,
     shards: int | None = None,
     max_starting: int | None = None,
-    ready: Collection[str] | None = None,
-    outdated: Sequence[RunView] = (),
-    spare: bool = False,
 ) -> ScalingDecision:
     """Compare the number of workers with the desired number.
 
     Args:
-        active: All active runs.
+        workers: The workers.
         recent: The newest continuous runs of this version in any status.
         memory: The state of the last decision.
         minimum: Smallest number of workers.
@@ -238,9 +234,6 @@ def decide(
         shards: Number of open shards. None: not known, so the last known number counts.
         max_starting: Largest number of runs on the way; None for no limit. While no number of
             shards is known, it is one worker.
-        ready: Ids of the workers that report. None: every started run counts as ready.
-        outdated: Runs that are being replaced. Meanwhile there may be one run more.
-        spare: Whether there may be one run more, too, because another code location replaces runs.
     """
     before = memory
     memory = _with_shards(memory, shards, now)
@@ -248,32 +241,29 @@ def decide(
     if memory.open_shards is not None:
         largest = min(largest, max(memory.open_shards, 1))
     memory = _scaled(memory, load, limits, now, largest, min(minimum, largest))
-    workers = [r for r in active if r.continuous]
-    running = [r for r in workers if r.status.value != "CANCELING"]
-    text = f"{counted(len(workers), 'worker')}, {memory.desired} desired"
+    text = f"{counted(workers.number, 'worker')}, {memory.desired} desired"
     _, _, why = (memory.scaled or "").rpartition(" UTC: ")
     because = f", because {why}" if memory.scaled != before.scaled else ""
     limit = None if because else _limit(memory, limits.excess(load), largest, minimum)
-    surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
-    surplus -= 1 if outdated or spare else 0
-    if surplus > 0:
-        cancel, drain = _superfluous(running, surplus, outdated)
+    most = memory.desired if before.desired > memory.desired else largest
+    surplus = workers.number - workers.leaving - most
+    cancel, drain = _superfluous(workers, surplus) if surplus > 0 else ((), ())
+    if cancel or drain:
         actions = [f"canceling {counted(len(cancel), 'queued run')}"] if cancel else []
-        actions += [f"draining {len(drain)}"] if drain or not cancel else []
+        actions += [f"draining {len(drain)}"] if drain else []
         reason = f"{text}: {', '.join(actions)}{because}"
         return ScalingDecision(
             drain=drain, cancel=cancel, memory=memory, reason=reason, limit=limit
         )
-    start = memory.desired - len(workers)
+    start = memory.desired - workers.number
     if start > 0:
         memory, remaining = _backed_off(memory, recent, now)
         if remaining > 0:  # `failure_problem` says why
             reason = f"{text}: next start in {math.ceil(remaining)} s"
             return ScalingDecision(memory=memory, reason=reason, limit=limit)
     if start > 0 and max_starting is not None:
-        on_the_way = sum(not is_ready(run, ready) for run in running)
-        budget = max_starting - on_the_way
-        start = min(start, budget if memory.open_shards is not None else 1 - len(workers))
+        budget = max_starting - len(workers.starting)
+        start = min(start, budget if memory.open_shards is not None else 1 - workers.number)
     if start <= 0:
         return ScalingDecision(memory=memory, reason=text, limit=limit)
     reason = f"{text}: starting {start}{because}"

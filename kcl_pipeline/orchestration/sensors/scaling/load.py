@@ -128,10 +128,10 @@ def cpu_limit(configured: float | None, instance: DagsterInstance) -> float | No
     """
     if configured is not None:
         return None if configured >= NO_CPU_PERCENT else configured
-    return None if _shares_machine(instance) else DEFAULT_CPU_PERCENT
+    return None if shares_machine(instance) else DEFAULT_CPU_PERCENT
 
 
-def _shares_machine(instance: DagsterInstance) -> bool:
+def shares_machine(instance: DagsterInstance) -> bool:
     """Whether Dagster's default launcher, or a test, starts the runs.
 
     The launcher is not loaded: its package may be absent where the code is loaded.

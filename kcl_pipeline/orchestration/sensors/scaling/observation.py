@@ -1,25 +1,28 @@
-"""Observe what the autoscaler decides on in one tick, and what keeps workers from running."""
+"""Decide in one tick which runs start and which workers end, and say what keeps them from running.
 
-from collections.abc import Sequence
+The autoscaler comes first. Workers are replaced while it has nothing to do.
+"""
+
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
 
 import dagster as dg
 
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.orchestration.assets.contract import DagsterOptions, FleetLike, PipelineLike
+from kcl_pipeline.orchestration.assets.names import (
+    APPLICATION_TAG,
+    CONTINUOUS,
+    MODE_TAG,
+    Names,
+)
 from kcl_pipeline.orchestration.assets.runs.problems import (
-    EARLY_FAILURE_SECONDS,
     failure_problem,
-    outdated_runs,
-    refusal,
 )
-from kcl_pipeline.orchestration.assets.runs.queue import (
-    Places,
-    observe_places,
-    places_problem,
-    queue_problem,
-)
+from kcl_pipeline.orchestration.assets.runs.queue import queue_problem
 from kcl_pipeline.orchestration.assets.runs.runs import (
+    ACTIVE,
     RunView,
     recent_runs,
     runs_of_version,
@@ -30,9 +33,28 @@ from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
     ScalingDecision,
     decide,
 )
-from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits, cpu_limit
+from kcl_pipeline.orchestration.sensors.scaling.load import (
+    Load,
+    LoadLimits,
+    cpu_limit,
+    shares_machine,
+)
 from kcl_pipeline.orchestration.sensors.scaling.reconcile import Heartbeats
-from kcl_pipeline.orchestration.sensors.scaling.replacement import Replacement, replace, rows_view
+from kcl_pipeline.orchestration.sensors.scaling.replacement import (
+    Code,
+    Step,
+    is_blocked,
+    paused_shards,
+    replace,
+)
+from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
+from kcl_pipeline.text import counted
+
+HOUR_SECONDS: Final = 3_600.0
+REPLAY_COMMAND: Final = "kcl-pipeline do replay -p MODULE:PIPELINE --dead-letters --in-place"
+START_GAP_SECONDS: Final = 30.0
+"""On a machine that all runs share, a successor starts so long after the start of a
+worker of another application."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +64,51 @@ class Scaling:
     Attributes:
         decision: How many runs to start, and which workers to drain.
         problems: What keeps workers from running, as sentences without a period.
-        replacing: What happens to outdated workers. None: nothing.
-        refused: A run and why the sensor ends it. None: no run.
+        replacing: What happens to workers that are replaced. None: nothing.
+        succeeds: Id of the worker for which a successor starts. None: none does.
+        elsewhere: Number of workers without a run of this Dagster instance.
     """
 
     decision: ScalingDecision
     problems: tuple[str, ...] = ()
     replacing: str | None = None
-    refused: tuple[str, str] | None = None
+    succeeds: str | None = None
+    elsewhere: int = 0
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the sentence of the tick says in addition."""
-        found = (self.replacing, self.decision.limit, *self.problems)
+        others = counted(self.elsewhere, "worker")
+        elsewhere = f"{others} without a run here" if self.elsewhere else None
+        found = (elsewhere, self.replacing, self.decision.limit, *self.problems)
         return tuple(one for one in found if one is not None)
 
 
-def reporting_workers(
-    heartbeats: Heartbeats, active: tuple[RunView, ...], limit_seconds: float
-) -> frozenset[str]:
-    """Ids of the workers of these runs whose row has changed within the limit."""
-    return frozenset(
-        run.worker_id
-        for run in active
-        if (silent := heartbeats.silent_seconds(run.worker_id)) is not None
-        and silent <= limit_seconds
-    )
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the decision of a tick is made from.
 
+    Attributes:
+        active: The active runs.
+        heartbeats: The rows of the workers.
+        leases: All leases. None: the tables could not be read, so no worker is replaced.
+        shards: Number of open shards; None if it is not known.
+        load: The load of the workers.
+        lock_owner: The leader. None: nobody leads.
+        location: This code location; None if it is not known.
+        version: The version of the code; None if it is not known.
+        now: Epoch seconds.
+    """
 
-def replaced_elsewhere(workers: Sequence[RunView], location: str | None) -> bool:
-    """Whether another code location replaces its workers: they have two versions."""
-    if location is None:
-        return False
-    versions: dict[str, set[str | None]] = {}
-    for run in workers:
-        if run.location not in (None, location):
-            versions.setdefault(str(run.location), set()).add(run.version)
-    return any(len(found) > 1 for found in versions.values())
+    active: tuple[RunView, ...]
+    heartbeats: Heartbeats
+    leases: tuple[Lease, ...] | None
+    shards: int | None
+    load: Load
+    lock_owner: str | None
+    location: str | None
+    version: str | None
+    now: float
 
 
 def scale(
@@ -86,118 +116,95 @@ def scale(
     pipeline: PipelineLike,
     names: Names,
     options: DagsterOptions,
-    active: tuple[RunView, ...],
+    observed: Observed,
     memory: AutoscalerMemory,
-    heartbeats: Heartbeats,
-    *,
-    load: Load,
-    shards: int | None,
-    now: float,
-    version: str,
-    location: str | None,
 ) -> Scaling:
-    """Read what the decision needs, and decide.
-
-    Args:
-        instance: The Dagster instance.
-        pipeline: The pipeline, with its `names` and `options`.
-        names: Names in Dagster.
-        options: Thresholds.
-        active: The active runs.
-        memory: The state of the last decision.
-        heartbeats: Which workers report.
-        load: The load of the workers.
-        shards: Number of open shards; None if it is not known.
-        now: Epoch seconds.
-        version: The version of the pipeline.
-        location: This code location; None if it is not known.
-    """
-    fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
-    limit = silence_limit_seconds(pipeline.settings)
-    outdated = outdated_runs(active, version, location) if fleet.rolling_replacement else ()
-    workers = [run for run in active if run.continuous]
-    # The failures are read until a worker has lived for long enough, so that the check is steady.
-    is_needed = len(workers) < max(memory.desired, fleet.min) or _has_young(workers, now)
-    recent = recent_runs(instance, names.application, separator) if is_needed or outdated else ()
-    own = runs_of_version(recent, version)  # a corrected version starts without a delay
+    """Read what else the decision needs, and decide."""
+    fleet, settings, now = pipeline.workers, pipeline.settings, observed.now
+    limit = silence_limit_seconds(settings)
+    workers = CountedWorkers.of(observed.active, observed.heartbeats, limit)
+    code = code_of(fleet, observed.version, observed.location)
+    recent = recent_runs(instance, names.application, settings.worker.worker_group_separator)
+    own = runs_of_version(recent, observed.version)  # a corrected version starts without a delay
     decision = decide(
-        active,
+        workers,
         own,
         memory,
         minimum=fleet.min,
         maximum=fleet.max,
         now=now,
-        load=load,
-        limits=_limits(options, instance),
-        shards=shards,
+        load=observed.load,
+        limits=LoadLimits(
+            options.scale_up_lag_seconds, cpu_limit(options.scale_up_cpu_percent, instance)
+        ),
+        shards=observed.shards,
         max_starting=fleet.max_starting,
-        ready=reporting_workers(heartbeats, active, limit),
-        outdated=outdated,
-        spare=replaced_elsewhere(workers, location),
     )
-    refused = bool(outdated) and refusal(recent, version) is not None
-    decision = _starting(decision, 0) if refused else decision
-    decision, desired, unplaced = _placed(instance, decision, len(workers))
-    replacement = replace(
-        active,
-        recent,
-        () if decision.start or decision.drain or decision.cancel else outdated,
-        rows_view(heartbeats, limit),
-        version=version,
-        desired=desired,
-        most_runs=fleet.max + 1,
-        now=now,
+    if decision.start and is_blocked(memory.failed, workers, code):
+        state, _, _ = decision.reason.partition(": ")
+        decision = decision.model_copy(update={"start": 0, "reason": state})
+    step = Step(failed=memory.failed)
+    if observed.leases is not None and not (decision.start or decision.drain or decision.cancel):
+        step = replace(
+            workers,
+            recent,
+            observed.leases,
+            code,
+            memory.failed,
+            paused_before=memory.paused_before,
+            batch_seconds=settings.batch.min_batch_interval_millis / 1000,
+            follows_succession=not _is_java(observed.lock_owner, workers),
+            now=now,
+        )
+    if (
+        step.start is not None
+        and shares_machine(instance)
+        and _has_just_started(instance, names, now)
+    ):
+        step = Step(failed=step.failed, text="a worker has just started on this machine")
+    runs = tuple(workers.runs.values())
+    stopped = step.failed
+    problems = (
+        queue_problem(runs, instance, {**fleet.run_tags, **names.worker_run_tags}, now),
+        failure_problem(own, decision.memory.desired, now),
+        None if stopped is None else stopped.sentence(REPLAY_COMMAND),
     )
-    queued = queue_problem(workers, instance, {**fleet.run_tags, **names.worker_run_tags}, now)
-    failed = failure_problem(own, decision.memory.desired, now)
-    return _scaling(decision, replacement, (queued, unplaced, failed, replacement.problem))
-
-
-def _limits(options: DagsterOptions, instance: dg.DagsterInstance) -> LoadLimits:
-    cpu_percent = cpu_limit(options.scale_up_cpu_percent, instance)
-    return LoadLimits(options.scale_up_lag_seconds, cpu_percent)
-
-
-def _has_young(workers: list[RunView], now: float) -> bool:
-    """Whether one of the runs may still fail early."""
-    return any(run.started is None or now - run.started < EARLY_FAILURE_SECONDS for run in workers)
-
-
-def _scaling(
-    decision: ScalingDecision, replacement: Replacement, problems: tuple[str | None, ...]
-) -> Scaling:
-    known = tuple(problem for problem in problems if problem is not None)
+    changes: dict[str, object] = {"failed": step.failed}
+    if step.start is not None:
+        changes["paused_before"] = paused_shards(workers)
     return Scaling(
-        _with_replacement(decision, replacement), known, replacement.text, replacement.refused
+        decision.model_copy(
+            update={
+                "memory": decision.memory.model_copy(update=changes),
+                "drain": (*decision.drain, *step.drain),
+            }
+        ),
+        tuple(one for one in problems if one is not None),
+        step.text,
+        step.start,
+        len(workers.moving - workers.runs.keys()),
     )
 
 
-def _placed(
-    instance: dg.DagsterInstance, decision: ScalingDecision, workers: int
-) -> tuple[ScalingDecision, int, str | None]:
-    """Start only the runs that have a place in Dagster's run limit.
-
-    Returns:
-        The decision, the number of workers that a replacement keeps, and why some do not start.
-    """
-    desired = decision.memory.desired
-    places = observe_places(instance) if decision.start else Places()
-    placed = _starting(decision, places.limited(decision.start))
-    if placed.start < decision.start:  # a replacement must not wait for them
-        desired = min(desired, max(workers + places.free, 1))
-    return placed, desired, places_problem(decision.start, places)
+def code_of(fleet: FleetLike, version: str | None, location: str | None) -> Code:
+    """Return the code of this code location."""
+    return Code(
+        version,
+        location,
+        None if fleet.run_hours is None else fleet.run_hours * HOUR_SECONDS,
+        fleet.rolling_replacement,
+    )
 
 
-def _starting(decision: ScalingDecision, start: int) -> ScalingDecision:
-    """The decision with another number of runs to start."""
-    if start == decision.start:
-        return decision
-    state, _, _ = decision.reason.partition(": ")
-    reason = f"{state}: starting {start}" if start else state
-    return decision.model_copy(update={"start": start, "reason": reason})
+def _is_java(lock_owner: str | None, workers: CountedWorkers) -> bool:
+    """Whether a worker of Java leads, which moves no leases to a successor."""
+    row = workers.rows.get(lock_owner or "")
+    return row is not None and row.run_id is None
 
 
-def _with_replacement(decision: ScalingDecision, replacement: Replacement) -> ScalingDecision:
-    if not (replacement.start or replacement.drain):
-        return decision
-    return decision.model_copy(update={"start": replacement.start, "drain": replacement.drain})
+def _has_just_started(instance: dg.DagsterInstance, names: Names, now: float) -> bool:
+    """Whether a worker of another application was started a moment ago."""
+    statuses = sorted(ACTIVE, key=lambda status: status.value)
+    since = datetime.fromtimestamp(now - START_GAP_SECONDS, UTC)
+    new = dg.RunsFilter(tags={MODE_TAG: CONTINUOUS}, statuses=statuses, created_after=since)
+    return any(run.tags.get(APPLICATION_TAG) != names.application for run in instance.get_runs(new))

@@ -1,9 +1,9 @@
-"""Reconcile Dagster's runs with the workers' heartbeats.
+"""Report the runs whose worker does not report any more.
 
 Dagster's default launcher does not notice a dead worker after the code server that started it has
-ended. A run can also stay in CANCELING while its worker never received the signal. Both are
-detected with the monotonic clock of this process alone: a worker is alive if its row *changes*.
-The time in the row is not used.
+ended, and its run monitoring is off by default. A run can also stay in CANCELING while its worker
+never received the signal. Both are detected with the monotonic clock of this process alone: a
+worker is alive if its row *changes*. The time in the row is not used.
 """
 
 import math
@@ -54,7 +54,6 @@ class Heartbeats:
     rows: dict[str, WorkerMetrics | BadRow] = field(default_factory=dict)
     _observed_at: float = -math.inf
     _heartbeats: LastChanges[str] = field(default_factory=LastChanges)
-    _present: LastChanges[str] = field(default_factory=LastChanges)
     _absent: LastChanges[str] = field(default_factory=LastChanges)
     _canceling: LastChanges[str] = field(default_factory=LastChanges)
 
@@ -70,7 +69,7 @@ class Heartbeats:
 
         A row that cannot be read shows in the same way whether its worker reports.
         """
-        observed = (self._heartbeats, self._present, self._absent, self._canceling)
+        observed = (self._heartbeats, self._absent, self._canceling)
         gap = max(now - self._observed_at - LONGEST_GAP_SECONDS, 0.0)
         if math.isfinite(gap):
             for changes in observed:
@@ -83,7 +82,6 @@ class Heartbeats:
         canceling = [r for r in started if r.status is DagsterRunStatus.CANCELING]
         absent = [r for r in started if r.worker_id not in self.rows]
         self._heartbeats.observe({key: _heartbeat(row) for key, row in self.rows.items()}, now)
-        self._present.observe(dict.fromkeys(self.rows, True), now)
         self._absent.observe({r.run_id: True for r in absent}, now)
         self._canceling.observe({r.run_id: True for r in canceling}, now)
 
@@ -98,15 +96,6 @@ class Heartbeats:
     def canceling_seconds(self, run_id: str) -> float:
         """For how many seconds a run has been in CANCELING."""
         return self._seconds(self._canceling, run_id) or 0.0
-
-    def proven_seconds(self, worker_id: str, limit_seconds: float) -> float:
-        """For how many seconds a worker has been observed that has changed its row since.
-
-        0.0 if the row has never changed, or not within the limit.
-        """
-        silent = self.silent_seconds(worker_id)
-        present = self._seconds(self._present, worker_id) or 0.0
-        return 0.0 if silent is None or silent >= min(present, limit_seconds) else present
 
     def _seconds(self, changes: LastChanges[str], key: str) -> float | None:
         return self._observed_at - changes.since(key) if key in changes else None

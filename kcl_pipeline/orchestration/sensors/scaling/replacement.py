@@ -1,199 +1,389 @@
-"""Decide how outdated workers are replaced one by one.
+"""Replace workers: those whose time is over, and those of another version of the code.
 
-`replace` is a pure function of Dagster's runs, of the workers' rows and of the version. Nothing is
-remembered between ticks, so that a sensor that was restarted continues.
+1. The run of a successor starts. Its row names the worker that it replaces, and the leader moves
+   the leases of that worker to it.
+2. When the successor has read each shard that it got, the former worker is asked to end. It has no
+   lease any more.
+3. The next one follows. There is one successor at a time.
 
-1. One run of the new version is started in addition.
-2. When its worker has reported for `PROVEN_SECONDS` and has committed a batch, the oldest outdated
-   worker is asked to drain.
-3. When that run has ended, the next one follows.
+A successor that is queued or starts ends nobody. One that cannot do its work is asked to end, and
+the former worker, which still runs, gets its leases back. If its code has another version than the
+former worker, this version replaces no other worker.
 
-A new worker that pauses shards, while no outdated one does, is refused: it is drained, and no other
-worker of its version is started while outdated ones run.
+`replace` is a pure function of Dagster's runs, of the rows, and of the memory in the cursor.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from dataclasses import replace as changed
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from dagster import DagsterRunStatus
+from pydantic import BaseModel, ConfigDict
 
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.orchestration.assets.runs.problems import replacement_problem
+from kcl_pipeline.orchestration.assets.runs.problems import early_failures
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.reconcile import Heartbeats
-from kcl_pipeline.planning.state import is_failing, is_hung, is_valid
-from kcl_pipeline.text import counted, printable
+from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
+from kcl_pipeline.text import counted, duration_text, printable
 
-PROVEN_SECONDS: Final = 30.0
-"""A new worker must report for this time. It then holds leases, or the leader can assign some."""
-COMMITTED_SECONDS: Final = 120.0
-"""For so long a new worker is expected to commit a batch, if others do. It may get no lease."""
-RECENT_BATCH_SECONDS: Final = 30.0
+STAGGER: Final = 0.1
+"""Part of its time by which a worker ends earlier, so that workers of one start do not end at once.
+"""
+TAKE_OVER_SECONDS: Final = 600.0
+"""A successor that has not taken over for so long, and the wait for a batch, cannot do its work."""
+RETRY_SECONDS: Final = 3_600.0
+"""After a successor of the same version failed, the next one follows after this time."""
+NEW_FAILURE_SECONDS: Final = 300.0
+"""A run of a new version that fails within this time speaks against the version."""
+MOST_NEW_FAILURES: Final = 3
+"""After so many failures in a row, no further worker is replaced by the new version."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRowsView:
-    """The workers' rows, as far as a replacement needs them.
+class Failed(BaseModel):
+    """A version that replaces no other workers.
 
     Attributes:
-        reporting: Ids of the workers whose row is there.
-        proven: Ids of the workers that have reported for `PROVEN_SECONDS`, to which the leader
-            would assign leases, and that have committed a batch if others do.
-        draining: Ids of the workers that were asked to drain.
-        paused: By worker id, why the worker has paused shards.
+        version: The version. None: not known.
+        former: The version of the workers that it was to replace.
+        reason: Why, as a phrase about the version or its worker.
+        worker_id: The worker that failed. None: the runs failed before they reported.
+        at: Epoch seconds.
+        dead_letters: How many records became dead letters in that worker.
     """
 
-    reporting: frozenset[str] = frozenset()
-    proven: frozenset[str] = frozenset()
-    draining: frozenset[str] = frozenset()
-    paused: Mapping[str, str] = field(default_factory=dict)
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: str | None
+    former: str | None
+    reason: str
+    worker_id: str | None = None
+    at: float = 0.0
+    dead_letters: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the code is another one than that of the former workers."""
+        return self.version != self.former
+
+    def sentence(self, replay: str) -> str:
+        """Say what has stopped and why, without a period.
+
+        Args:
+            replay: The command that replays dead letters.
+        """
+        if not self.is_new:
+            return f"the replacement of workers whose time is over has stopped: {self.reason}"
+        letters = f"{counted(self.dead_letters, 'record')} became dead letters meanwhile"
+        again = f"; after a correction, `{replay}` reads them again" if self.dead_letters else ""
+        return (
+            f"version {self.version} replaces no more workers: {self.reason}; workers of version "
+            f"{self.former or 'unknown'} go on; {letters}{again}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """What to do about outdated workers.
+class Step:
+    """What to do about workers that are to be replaced.
 
     Attributes:
-        start: Number of runs to start: 0 or 1.
-        drain: The worker to drain. Empty: none.
+        start: Id of the worker for which a successor is started. None: none is.
+        drain: Ids of the workers to ask to end.
+        failed: The version that has failed. None: none has.
         text: What happens, for the sentence of the tick. None: nothing.
-        problem: Why the replacement has stopped. None: it has not.
-        refused: The run of the drained worker and why its version is refused. None: it is not.
     """
 
-    start: int = 0
+    start: str | None = None
     drain: tuple[str, ...] = ()
-    refused: tuple[str, str] | None = None
+    failed: Failed | None = None
     text: str | None = None
-    problem: str | None = None
 
 
-def rows_view(heartbeats: Heartbeats, limit_seconds: float) -> WorkerRowsView:
-    """Return the view of the last observation. Rows that cannot be read count as reporting."""
-    rows = {key: row for key, row in heartbeats.rows.items() if isinstance(row, WorkerMetrics)}
-    is_busy = any(_has_committed(row, RECENT_BATCH_SECONDS) for row in rows.values())
-    paused = {key: reason for key, row in rows.items() if (reason := _paused(row)) is not None}
-    return WorkerRowsView(
-        reporting=frozenset(heartbeats.rows),
-        proven=frozenset(
-            key
-            for key, row in rows.items()
-            if (seconds := heartbeats.proven_seconds(key, limit_seconds)) >= PROVEN_SECONDS
-            and (not is_busy or _has_committed(row) or seconds >= COMMITTED_SECONDS)
-            and is_valid(row)
-            and not (row.drain_requested or is_failing(row) or is_hung(row))
-            and key not in paused
-            and not (row.status is not None and row.status.failed_batches)  # refused by the sink
-        ),
-        draining=frozenset(key for key, row in rows.items() if row.drain_requested),
-        paused=paused,
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The code of this code location.
+
+    Attributes:
+        version: Its version. None: not known.
+        location: The code location. None: not known.
+        run_seconds: How long a worker runs. None: without an end.
+        replaces_versions: Whether workers of another version are replaced.
+    """
+
+    version: str | None = None
+    location: str | None = None
+    run_seconds: float | None = None
+    replaces_versions: bool = True
+
+    def is_outdated(self, run: RunView) -> bool:
+        """Whether a run of this code location has another version."""
+        return (
+            self.replaces_versions
+            and self.version is not None
+            and run.version != self.version
+            and self._is_here(run)
+        )
+
+    def _is_here(self, run: RunView) -> bool:
+        return self.location is None or run.location is None or run.location == self.location
+
+    def is_over(self, run: RunView, now: float) -> bool:
+        """Whether the time of a run of this code location is over. It is staggered by its id."""
+        if self.run_seconds is None or not self._is_here(run):
+            return False
+        began = run.created if run.started is None else run.started
+        return now - began >= self.run_seconds * (1 - STAGGER * _fraction(run.run_id))
+
+
+def _fraction(run_id: str) -> float:
+    """A number from 0 to 1 that is the same for a run at all times."""
+    try:
+        return UUID(run_id).int / (1 << 128)
+    except ValueError:
+        return 0.0
+
+
+def is_blocked(failed: Failed | None, workers: CountedWorkers, code: Code) -> bool:
+    """Whether no worker starts at all: this version has failed, and workers of others run."""
+    return (
+        failed is not None
+        and failed.is_new
+        and failed.version == code.version
+        and any(code.is_outdated(run) for run in workers.runs.values())
     )
-
-
-def _has_committed(row: WorkerMetrics, within_seconds: float | None = None) -> bool:
-    totals = None if row.status is None else row.status.totals
-    if totals is None or not totals.batches:
-        return False
-    age = totals.last_batch_seconds
-    return within_seconds is None or (age is not None and age <= within_seconds)
-
-
-def _paused(row: WorkerMetrics) -> str | None:
-    if row.status is None or not row.status.paused_leases:
-        return None
-    reasons = [printable(one.reason) for one in row.status.paused[:1]]
-    return ": ".join([f"has paused {counted(row.status.paused_leases, 'shard')}", *reasons])
 
 
 def replace(
-    active: Sequence[RunView],
+    workers: CountedWorkers,
     recent: Sequence[RunView],
-    outdated: Sequence[RunView],
-    rows: WorkerRowsView,
+    leases: Sequence[Lease],
+    code: Code,
+    failed: Failed | None,
     *,
-    version: str,
-    desired: int,
-    most_runs: int,
+    paused_before: int,
+    batch_seconds: float = 0.0,
+    follows_succession: bool = True,
     now: float,
-) -> Replacement:
+) -> Step:
     """Decide the next step.
 
     Args:
-        active: All active runs.
+        workers: The workers.
         recent: The newest continuous runs in any status.
-        outdated: Those of the active runs that are to be replaced.
-        rows: The workers' rows.
-        version: The version of the pipeline.
-        desired: Number of workers.
-        most_runs: Largest number of worker runs while one is replaced.
+        leases: All leases.
+        code: The code of this code location.
+        failed: The version that has failed, as of the last step.
+        paused_before: Number of paused shards when the last successor started.
+        batch_seconds: Longest wait for a batch.
+        follows_succession: Whether the leader moves the leases to the successor. A Java leader does
+            not: the leases of the former worker are then assigned when it ends.
         now: Epoch seconds.
     """
-    if not outdated:
-        return Replacement()
-    workers = [run for run in active if run.continuous]
-    new = [run for run in workers if run.version == version]
-    problem = replacement_problem(outdated, recent, version, now)
-    if problem is not None:
-        return Replacement(problem=problem, drain=_refused_workers(new, rows))
-    refused = _refused(new, outdated, rows)
-    if refused is not None:
-        return refused
-    text = f"replacing {counted(len(outdated), 'outdated worker')} by version {version}"
-    if any(_is_stopping(run, outdated, rows) for run in workers):
-        return Replacement(text=f"{text}, one is stopping")
-    if len(workers) < desired:  # the autoscaler starts these, and delays them after failures
-        return Replacement(text=f"{text}, when {desired} run")
-    unproven = [run for run in new if run.worker_id not in rows.proven]
-    if unproven:
-        return Replacement(text=f"{text}, a new one {_state(unproven[0], rows)}")
-    started = [run for run in outdated if run.status is DagsterRunStatus.STARTED]
-    if new and started and len(workers) > desired:
-        oldest = min(started, key=lambda run: (run.created, run.run_id))
-        return Replacement(drain=(oldest.worker_id,), text=f"{text}: draining {oldest.worker_id}")
-    if len(workers) < most_runs:
-        return Replacement(start=1, text=f"{text}: starting 1")
-    return Replacement(text=f"{text}, waiting for one of {len(workers)} runs to end")
+    failed = _still_failed(failed, workers, code, now)
+    for run, former in workers.pairs:
+        return _continued(
+            run,
+            former,
+            workers,
+            leases,
+            failed,
+            paused_before=paused_before,
+            limit_seconds=TAKE_OVER_SECONDS + batch_seconds,
+            follows_succession=follows_succession,
+            now=now,
+        )
+    due = _due(workers, code, now)
+    if not due or failed is not None:
+        return Step(failed=failed)
+    failed = _failed_worker(due[0], workers, code, now) or _failed_runs(due[0], recent, code, now)
+    if failed is not None:
+        return Step(failed=failed, drain=() if failed.worker_id is None else (failed.worker_id,))
+    text = _what(due, code)
+    if any(workers.is_draining(worker_id) for worker_id in workers.moving):
+        return Step(text=f"{text}, one is ending")
+    if workers.starting:
+        return Step(text=f"{text}, when {counted(len(workers.starting), 'worker')} has started")
+    wait = _wait_seconds(recent, now)
+    if wait > 0:
+        return Step(text=f"{text}: next start in {wait:.0f} s")
+    return Step(start=due[0].worker_id, text=f"{text}: starting the successor of {_name(due[0])}")
 
 
-def _refused_workers(new: Sequence[RunView], rows: WorkerRowsView) -> tuple[str, ...]:
-    """Refused workers that were not asked to drain: the sensor was killed in between."""
-    return tuple(
-        run.worker_id
-        for run in new
-        if run.refused and run.worker_id in rows.reporting - rows.draining
-    )
-
-
-def _refused(
-    new: Sequence[RunView], outdated: Sequence[RunView], rows: WorkerRowsView
-) -> Replacement | None:
-    """Refuse a version that pauses shards, unless the version before does so, too."""
-    paused = [run for run in new if run.worker_id in rows.paused]
-    if not paused or any(run.worker_id in rows.paused for run in outdated):
+def _still_failed(
+    failed: Failed | None, workers: CountedWorkers, code: Code, now: float
+) -> Failed | None:
+    """Return the failed version with its dead letters now. None: it is over."""
+    if failed is None or failed.version != code.version:
         return None
-    run = paused[0]
-    reason = f"worker {run.worker_id} of version {run.version} {rows.paused[run.worker_id]}"
-    stopped = changed(run, refused=reason)
-    return Replacement(
-        drain=(run.worker_id,),
-        refused=(run.run_id, reason),
-        problem=replacement_problem(outdated, [stopped], run.version or "", 0.0),
+    if not failed.is_new and now - failed.at >= RETRY_SECONDS:
+        return None
+    if failed.is_new and not any(code.is_outdated(run) for run in workers.runs.values()):
+        return None
+    row = workers.rows.get(failed.worker_id or "")
+    letters = 0 if row is None or row.status is None else row.status.dead_letters
+    return failed.model_copy(update={"dead_letters": max(failed.dead_letters, letters)})
+
+
+def _due(workers: CountedWorkers, code: Code, now: float) -> list[RunView]:
+    """The runs to replace: those of another version first, the oldest first."""
+    due = [
+        run
+        for run in workers.runs.values()
+        if run.worker_id in workers.moving
+        and run.status is DagsterRunStatus.STARTED
+        and not workers.is_draining(run.worker_id)
+        and (code.is_outdated(run) or code.is_over(run, now))
+    ]
+    return sorted(due, key=lambda run: (not code.is_outdated(run), run.created, run.run_id))
+
+
+def _what(due: Sequence[RunView], code: Code) -> str:
+    outdated = sum(code.is_outdated(run) for run in due)
+    if outdated:
+        return f"replacing {counted(outdated, 'worker')} by version {code.version}"
+    return f"replacing {counted(len(due), 'worker')} whose time is over"
+
+
+def _wait_seconds(recent: Sequence[RunView], now: float) -> float:
+    """How long to wait after successors that failed soon after their start."""
+    failures = early_failures(recent, now)
+    if not failures:
+        return 0.0
+    last = max(run.ended or 0.0 for run in failures)
+    return last + min(10.0 * 2.0 ** len(failures), NEW_FAILURE_SECONDS) - now
+
+
+def _failed_worker(due: RunView, workers: CountedWorkers, code: Code, now: float) -> Failed | None:
+    """Whether a worker of the new version has paused shards, and no other worker has."""
+    if not code.is_outdated(due):
+        return None
+    paused = [
+        key
+        for key in sorted(workers.moving & workers.rows.keys())
+        if (status := workers.rows[key].status) is not None and status.paused_leases
+    ]
+    runs = [workers.runs.get(key) for key in paused]
+    if not runs or any(run is None or run.version != code.version for run in runs):
+        return None
+    fault = _paused_text(workers.rows[paused[0]]) or ""
+    return _failed(paused[0], fault, code.version, due, workers, now)
+
+
+def _failed(
+    worker_id: str,
+    fault: str,
+    version: str | None,
+    former: RunView | None,
+    workers: CountedWorkers,
+    now: float,
+) -> Failed:
+    status = workers.rows[worker_id].status
+    return Failed(
+        version=version,
+        former=version if former is None else former.version,
+        reason=f"worker {printable(worker_id)} {fault}",
+        worker_id=worker_id,
+        at=now,
+        dead_letters=0 if status is None else status.dead_letters,
     )
 
 
-def _is_stopping(run: RunView, outdated: Sequence[RunView], rows: WorkerRowsView) -> bool:
-    """Whether the run ends, or may end: an outdated worker without a row has deleted it."""
-    if run.status is DagsterRunStatus.CANCELING or run.worker_id in rows.draining:
-        return True
-    is_started = run.status is DagsterRunStatus.STARTED
-    return run in outdated and is_started and run.worker_id not in rows.reporting
+def _failed_runs(due: RunView, recent: Sequence[RunView], code: Code, now: float) -> Failed | None:
+    """Whether the last runs of a new version failed."""
+    if not code.is_outdated(due):
+        return None
+    new = [run for run in recent if run.version == code.version]
+    failures = early_failures(new, now, NEW_FAILURE_SECONDS)
+    if len(failures) < MOST_NEW_FAILURES:
+        return None
+    reason = f"its last {counted(len(failures), 'run')} failed"
+    return Failed(version=code.version, former=due.version, reason=reason, at=now)
 
 
-def _state(run: RunView, rows: WorkerRowsView) -> str:
-    if run.worker_id in rows.paused:
-        return rows.paused[run.worker_id]
-    if run.worker_id in rows.reporting:
-        return "runs, but has not committed for long enough"
-    return "is queued" if run.status is DagsterRunStatus.QUEUED else "is starting"
+def _continued(
+    run: RunView,
+    former: str,
+    workers: CountedWorkers,
+    leases: Sequence[Lease],
+    failed: Failed | None,
+    *,
+    paused_before: int,
+    limit_seconds: float,
+    follows_succession: bool,
+    now: float,
+) -> Step:
+    """The next step after the start of a successor."""
+    text = f"{_name(run)} replaces {printable(former)}"
+    if workers.is_draining(run.worker_id):
+        return Step(failed=failed, text=f"{text} no more, and is ending")
+    row = workers.rows.get(run.worker_id)
+    if run.worker_id not in workers.moving or row is None:
+        state = "queued" if run.status is DagsterRunStatus.QUEUED else "starting"
+        return Step(failed=failed, text=f"{text}: it is {state}")
+    if workers.is_draining(former):
+        return Step(failed=failed, text=f"{text}, which is ending")
+    fault = _fault(row, workers, paused_before)
+    waits = _waits_for(row, former, leases, follows_succession=follows_succession)
+    if fault is None and waits is not None and _age(row) > limit_seconds:
+        fault = f"{waits} for {duration_text(_age(row))}"
+    if fault is not None:
+        before = workers.runs.get(former)
+        failed = _failed(run.worker_id, fault, run.version, before, workers, now)
+        return Step(drain=(run.worker_id,), failed=failed, text=f"{text} no more")
+    if waits is not None:
+        return Step(failed=failed, text=f"{text}: it {waits}")
+    return Step(drain=(former,), failed=failed, text=f"{text}: ending {printable(former)}")
+
+
+def paused_shards(workers: CountedWorkers) -> int:
+    """Number of shards that the workers have paused."""
+    states = (row.status for key, row in workers.rows.items() if key in workers.moving)
+    return sum(state.paused_leases for state in states if state is not None)
+
+
+def _fault(row: WorkerMetrics, workers: CountedWorkers, paused_before: int) -> str | None:
+    """Why a successor cannot do its work, as a phrase. Shards that were paused before are none."""
+    return None if paused_shards(workers) <= paused_before else _paused_text(row)
+
+
+def _paused_text(row: WorkerMetrics) -> str | None:
+    status = row.status
+    if status is None or not status.paused_leases:
+        return None
+    reasons = [printable(one.reason) for one in status.paused[:1]]
+    return ": ".join([f"has paused {counted(status.paused_leases, 'shard')}", *reasons])
+
+
+def _waits_for(
+    row: WorkerMetrics, former: str, leases: Sequence[Lease], *, follows_succession: bool
+) -> str | None:
+    """What a successor has not done yet, as a phrase. None: the former worker may end.
+
+    A stream without records has no commit, so a shard counts when it was read. While records wait,
+    one batch must be in the table.
+    """
+    unfinished = [lease for lease in leases if not lease.ended]
+    kept = sum(former in (lease.owner, lease.checkpoint_owner) for lease in unfinished)
+    if kept and follows_succession:
+        return f"has not got {counted(kept, 'shard')} yet"
+    status, taken = row.status, sum(le.actual_owner == row.worker_id for le in unfinished)
+    read = 0 if status is None else status.read_leases
+    if read < taken:
+        return f"has not read {counted(taken - read, 'shard')} yet"
+    if status is None or status.paused_leases:  # shards that were paused before
+        return None
+    has_committed = status.totals is not None and status.totals.batches > 0
+    if status.failed_batches or (status.lag_millis and not has_committed):
+        return "has not committed a batch yet"
+    return None
+
+
+def _age(row: WorkerMetrics) -> float:
+    """For how long a worker has run, by its own clock."""
+    totals = None if row.status is None else row.status.totals
+    return 0.0 if totals is None else totals.seconds
+
+
+def _name(run: RunView) -> str:
+    return printable(run.worker_id)

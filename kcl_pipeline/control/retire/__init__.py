@@ -1,0 +1,1 @@
+"""End an application: delete its tables, its announcements and its fan-out consumers."""

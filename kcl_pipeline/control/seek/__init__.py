@@ -1,0 +1,1 @@
+"""Set the positions of an application by time or position."""
