@@ -110,6 +110,12 @@ class ForeachArrowSink:
 class ForeachBatchSink:
     """A function that gets each batch as a Spark DataFrame, at least once.
 
+    Example:
+        >>> from kcl_pipeline import BatchIdentity, ForeachBatchSink
+        >>> def write(frame: object, identity: BatchIdentity) -> None:
+        ...     print("a batch", identity.key)
+        >>> sink = ForeachBatchSink(write)
+
     Raises:
         SettingsError: An argument is invalid.
     """

@@ -25,6 +25,10 @@ from kcl_pipeline.settings_errors import nearest, wrong
 class StreamConfig:
     """A stream with an initial position or a fan-out consumer of its own.
 
+    Example:
+        >>> from kcl_pipeline import StreamConfig
+        >>> stream = StreamConfig("orders", initial_position="LATEST")
+
     Raises:
         SettingsError: A value is wrong, or the values contradict each other.
     """
@@ -94,6 +98,10 @@ class StreamConfig:
 @dataclass(frozen=True, slots=True)
 class StreamSelector:
     """Selects the streams of the account and region by name and tags. The leader asks each minute.
+
+    Example:
+        >>> from kcl_pipeline import StreamSelector
+        >>> streams = StreamSelector(prefix="orders-", tags={"team": "shop"})
 
     Raises:
         SettingsError: A value is wrong, or neither is given.

@@ -215,7 +215,14 @@ class BatchSettings(StrictSettings):
 
 
 class ConsumerSettings(StrictSettings):
-    """All settings of one application."""
+    """All settings of one application.
+
+    Example:
+        >>> from kcl_pipeline import ConsumerSettings
+        >>> settings = ConsumerSettings(application_name="orders", streams=("orders",))
+        >>> settings.lease.failover_time_millis
+        10000
+    """
 
     application_name: str = Field(
         min_length=3,

@@ -49,6 +49,10 @@ def check_address(name: str, uri: str | None) -> None:
 class DeltaSink:
     """A Delta table to write to.
 
+    Example:
+        >>> from kcl_pipeline import DeltaSink
+        >>> sink = DeltaSink("s3://lake/orders", partition_by=["day"], schema_evolution=True)
+
     Raises:
         SettingsError: An argument is invalid.
     """

@@ -96,6 +96,20 @@ class KinesisPipeline:
     Set at most one of `transform` and `transform_arrow`. With neither, the sink receives the
     records unchanged. With a `processor` there is neither a transform nor a sink.
 
+    Example:
+        >>> import pyarrow as pa
+        >>> from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline
+        >>> def keys(records: pa.Table) -> pa.Table:
+        ...     return records.select(["partition_key", "sequence_number"])
+        >>> orders = KinesisPipeline(
+        ...     name="orders",
+        ...     streams=["orders"],
+        ...     transform_arrow=keys,
+        ...     sink=DeltaSink("lake/orders"),
+        ...     workers=Fleet(min=2, max=8),
+        ... )
+        >>> defs = orders.definitions(leader_default_running=True)
+
     Raises:
         SettingsError: An argument is wrong. The message says what to write instead.
     """

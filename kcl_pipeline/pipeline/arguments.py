@@ -55,6 +55,10 @@ _SINKS: Final = (
 class Fleet:
     """How many workers the sensor keeps running.
 
+    Example:
+        >>> from kcl_pipeline import Fleet
+        >>> fleet = Fleet(min=2, max=8, run_tags={"team": "orders"})
+
     Raises:
         SettingsError: Not 1 ≤ min ≤ max, or a run tag is wrong.
     """

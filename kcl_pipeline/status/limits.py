@@ -15,6 +15,10 @@ _MAX_SECONDS: Final = 365 * 86_400.0
 class CheckLimits:
     """When the checks in the Dagster UI fail. Times are in seconds.
 
+    Example:
+        >>> from kcl_pipeline import CheckLimits
+        >>> limits = CheckLimits(lag_error_seconds=600, dead_letters_per_hour=10)
+
     Raises:
         SettingsError: A limit is out of its range.
     """

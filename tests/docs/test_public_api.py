@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import inspect
 import re
 import subprocess
@@ -79,6 +80,44 @@ def test_documents_and_examples_import_only_public_modules(page: str) -> None:
     if page.endswith(".md"):
         text = "\n".join(re.findall(r"```(?:python|console|shell)\n(.*?)```", text, re.DOTALL))
     assert set(DEEP.findall(text)) - PUBLIC == set()
+
+
+WRITTEN = [
+    "AwsResource",
+    "CheckLimits",
+    "ConsumerSettings",
+    "CoordinatorStateTableResource",
+    "DagsterOptions",
+    "DeltaSink",
+    "Fleet",
+    "ForeachArrowSink",
+    "ForeachBatchSink",
+    "KinesisPipeline",
+    "KinesisPipelineComponent",
+    "LeaseTableResource",
+    "SparkResource",
+    "StreamConfig",
+    "StreamSelector",
+    "WorkerMetricsTableResource",
+]
+"""The classes that users write into their definitions."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_example_of_a_class_runs(name: str) -> None:
+    text = inspect.getdoc(getattr(kcl_pipeline, name)) or ""
+    assert "Example:" in text
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    assert example.examples
+    out: list[str] = []
+    assert doctest.DocTestRunner().run(example, out=out.append).failed == 0, "".join(out)
+
+
+def test_the_page_of_the_api_lists_the_public_names() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"currentmodule:: kcl_pipeline\n(.*?)```", page, re.DOTALL)
+    listed = re.findall(r"\.\. auto\w+:: (\w+)", "\n".join(blocks))
+    assert sorted(listed) == sorted(set(kcl_pipeline.__all__) - {"__version__"})
 
 
 def test_a_misspelt_option_is_still_suggested() -> None:

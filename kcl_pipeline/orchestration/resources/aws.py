@@ -19,6 +19,15 @@ class AwsResource(CheckedFields, ResourceWithBoto3Configuration):
     Without fields the standard environment applies (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles,
     instance roles). The number of attempts is 1, because the lease tables must see each attempt: if
     a conditional write was applied and its response was lost, a retry by boto3 fails the condition.
+
+    Example:
+        >>> import dagster as dg
+        >>> from kcl_pipeline import AwsResource
+        >>> aws = AwsResource(
+        ...     region_name="eu-central-1",
+        ...     aws_access_key_id=dg.EnvVar("KEY"),
+        ...     aws_secret_access_key=dg.EnvVar("SECRET"),
+        ... )
     """
 
     region_name: str | None = Field(

@@ -1,6 +1,6 @@
 """Configure the Spark session as a Dagster resource."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast
 
 import dagster as dg
@@ -33,6 +33,10 @@ class SparkResource(CheckedFields, dg.ConfigurableResource[Any]):
     Dagster stores the fields of a resource and shows them in its UI, and any property may be a
     secret. So the field has the names of the properties only. Each process keeps the values of the
     resources that its code creates. An `EnvVar` stays what it is.
+
+    Example:
+        >>> from kcl_pipeline import SparkResource
+        >>> spark = SparkResource(app_name="shop", spark_config={"spark.driver.memory": "4g"})
     """
 
     app_name: str = Field(description="Application name in Spark's UI")
@@ -80,8 +84,9 @@ def spark_resource(app_name: str, spark_config: Mapping[str, str]) -> SparkResou
 def open_session(resource: SparkSource) -> "SparkSession":
     """Return the session of a resource.
 
-    A session of dagster-pyspark gets the settings of this package that can change at run time,
-    except those that its resource sets.
+    A session that a `LazyPySparkResource` would create begins with the settings of this package,
+    and those of the resource override them. Another session of dagster-pyspark gets those that can
+    change at run time, except those that its resource sets.
 
     Raises:
         errors.SettingsError: No usable Java was found.
@@ -90,10 +95,24 @@ def open_session(resource: SparkSource) -> "SparkSession":
     found: Any = resource
     if hasattr(type(found), "session"):
         return cast("SparkSession", found.session())
-    from kcl_pipeline.spark.session import adopt_session, prepare_process  # noqa: PLC0415
+    from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415 (it needs pyspark)
 
-    prepare_process()
-    return adopt_session(found.spark_session)
+    from kcl_pipeline.spark import session  # noqa: PLC0415 (likewise)
+
+    session.prepare_process()
+    if isinstance(found, LazyPySparkResource):
+        config = dict(_flat(found.spark_config))
+        session.build_session(config.get("spark.app.name", "kcl-pipeline"), config)
+    return session.adopt_session(found.spark_session)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the properties of a resource of dagster-pyspark, which may be nested."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_spark(resource: object) -> None:

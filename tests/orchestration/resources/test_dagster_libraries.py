@@ -9,6 +9,7 @@ import pytest
 from dagster_aws.utils import ResourceWithBoto3Configuration
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 
+import kcl_pipeline.spark.session as session_module
 from kcl_pipeline import AwsResource, DeltaSink, KinesisPipeline, SettingsError, SparkResource
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions
@@ -92,3 +93,12 @@ def test_a_lazy_session_gets_the_settings_of_this_package(spark, monkeypatch):
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_a_lazy_session_begins_with_the_settings_of_this_package(spark, monkeypatch):
+    begun = []
+    monkeypatch.setattr(session_module, "build_session", lambda *given: begun.append(given))
+    config = {"spark.executor": {"memory": "2g", "cores": 2}, "spark.app.name": "shop"}
+    open_session(LazyPySparkResource(spark_config=config))
+    properties = {"spark.executor.memory": "2g", "spark.executor.cores": "2"}
+    assert begun == [("shop", properties | {"spark.app.name": "shop"})]
