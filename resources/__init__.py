@@ -1,7 +1,6 @@
 """Where the project reads and writes: AWS, the tables of the applications, the lake."""
 
 import os
-from typing import Any
 
 import dagster as dg
 
@@ -19,14 +18,15 @@ LAKE = os.environ.get("LAKE", ".run/lake")
 use_local_aws({"orders": 4, "telemetry": 1}, records="resources.samples:records")
 
 aws = AwsResource()
-application: dict[str, Any] = {"aws": aws, "application_name": "orders", "streams": ["orders"]}
 
 # For assets and jobs of your own, such as a report of who holds which shard.
 defs = dg.Definitions(
     resources={
         "aws": aws,
-        "lease_table": LeaseTableResource(**application),
-        "worker_metrics_table": WorkerMetricsTableResource(**application),
-        "coordinator_state_table": CoordinatorStateTableResource(**application),
+        "lease_table": LeaseTableResource(aws=aws, application_name="orders"),
+        "worker_metrics_table": WorkerMetricsTableResource(aws=aws, application_name="orders"),
+        "coordinator_state_table": CoordinatorStateTableResource(
+            aws=aws, application_name="orders"
+        ),
     }
 )

@@ -11,7 +11,6 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -127,9 +126,6 @@ class AwsClients:
             wrong. Raised by the properties.
     """
 
-    stream_client: KinesisClient | None = None
-    """Reads the streams in place of Kinesis. None: Kinesis is read."""
-
     def __init__(
         self,
         settings: ConsumerSettings,
@@ -146,12 +142,6 @@ class AwsClients:
         self._fan_out: BotoKinesisClient | None = None
         self._http2_fan_out: Http2FanOut | None = None
         self._cloudwatch: Any = None
-
-    def reading_with(self, stream_client: KinesisClient) -> AwsClients:
-        """Return clients that share these ones, but read the streams with another client."""
-        found = copy(self)
-        found.stream_client = stream_client
-        return found
 
     @property
     def dynamodb(self) -> DynamoDBClient:
@@ -345,8 +335,6 @@ def delete_tables(clients: AwsClients, names: Iterable[str]) -> None:
 
 def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> KinesisClient:
     """Return the stream client of this application."""
-    if clients.stream_client is not None:
-        return clients.stream_client
     # pyarrow is loaded only where records are read
     from kcl_pipeline.kinesis.boto import BotoKinesis  # noqa: PLC0415
 

@@ -15,7 +15,6 @@ from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.operator import operated
 from kcl_pipeline.cli.target import (
-    NO_STREAM,
     Application,
     AsJson,
     OnlyPipeline,
@@ -99,7 +98,7 @@ def _run(app: Target, operation: OperationRequest) -> Effect:
         lambda: operated(app),
         lambda settings: AwsClients(settings, clock=app.clock),
         app.pipeline,
-        (lambda: identity_of(app)) if has_streams(app) else None,
+        (lambda: identity_of(app)) if app.names_streams else None,
         say=lambda text: show.echo(text, err=True),
     )
     if isinstance(operation, ReplayOperation) and not operation.dry_run:
@@ -108,11 +107,6 @@ def _run(app: Target, operation: OperationRequest) -> Effect:
         with replaying(context) as running:
             return operation.run(running)
     return operation.run(context)
-
-
-def has_streams(app: Target) -> bool:
-    """Whether the options name the streams."""
-    return app.pipeline is not None or NO_STREAM not in app.settings.streams
 
 
 def identity_of(app: Target) -> ApplicationIdentity:

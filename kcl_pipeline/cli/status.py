@@ -67,9 +67,11 @@ def status(
     from kcl_pipeline.status.rows import OwnerChanges  # noqa: PLC0415
     from kcl_pipeline.status.snapshot import READS, compared, read_snapshot  # noqa: PLC0415
 
+    kinesis = app.kinesis if app.names_streams else None
+
     def look() -> Snapshot:
-        found = read_snapshot(app.tables, app.settings, app.clock)
-        if len(found.failures) == READS:  # nothing can be shown
+        found = read_snapshot(app.tables, app.settings, app.clock, kinesis)
+        if len(found.failures) >= READS:  # nothing can be shown
             raise found.failures[0].error
         return found
 
@@ -125,7 +127,7 @@ def judged(snapshot: Snapshot) -> list[Finding]:
 
 def as_dict(snapshot: Snapshot, app: Target, by: By | None = None) -> dict[str, Any]:
     """The whole status for `--json`."""
-    from kcl_pipeline.status.rows import lease_rows, worker_rows  # noqa: PLC0415 (see above)
+    from kcl_pipeline.status import frames  # noqa: PLC0415 (see above)
 
     lock = snapshot.lock
     return {
@@ -135,8 +137,8 @@ def as_dict(snapshot: Snapshot, app: Target, by: By | None = None) -> dict[str, 
         "pause": None if snapshot.pause is None else asdict(snapshot.pause),
         "leader": getattr(lock, "owner_name", None),
         "findings": [asdict(one) for one in judged(snapshot)],
-        "workers": [asdict(row) for row in worker_rows(snapshot, _separator(app))],
-        "leases": [asdict(row) for row in lease_rows(snapshot)],
+        "workers": frames.records(frames.worker_frame(snapshot, _separator(app))),
+        "leases": frames.records(frames.lease_frame(snapshot)),
         **({} if by is None else {"by": [asdict(row) for row in _loads(snapshot, app, by)]}),
     }
 

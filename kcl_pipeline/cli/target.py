@@ -71,6 +71,11 @@ class Target:
     clock: Clock
     pipeline: object = None
 
+    @property
+    def names_streams(self) -> bool:
+        """Whether the options name the streams."""
+        return self.pipeline is not None or NO_STREAM not in self.settings.streams
+
     @cached_property
     def select(self) -> SelectStreams | None:
         """The function that selects the streams. None: the settings name them, or it is unknown."""

@@ -13,6 +13,7 @@ import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import FAILED, HUNG, ID_TAKEN, USELESS
+from kcl_pipeline.cli.pipes import Report, reporting
 from kcl_pipeline.cli.running import (
     processor_pipeline,
     progress_line,
@@ -108,7 +109,7 @@ def worker(
     name = worker_id or _own_name(found)
     clock = SystemClock()
     stop = clock.signal()
-    with stop_on_signals(stop) as signals:
+    with stop_on_signals(stop) as signals, reporting() as report:
 
         def build(run_id: str) -> Worker:
 
@@ -124,7 +125,12 @@ def worker(
             )
 
         period = progress_seconds
-        summary = _run(build, found, name, clock, stop, is_drain=drain, progress_seconds=period)
+        summary = _run(
+            build, found, name, clock, stop, report, is_drain=drain, progress_seconds=period
+        )
+        if report is not None:
+            outcome = as_dict(name, found.name, summary, is_drain=drain)
+            report(f"worker {name} {summary.reason}", outcome)
     if as_json:
         show.print_json_line(as_dict(name, found.name, summary, is_drain=drain))
     _report(name, summary, is_drain=drain)
@@ -136,11 +142,18 @@ def _run(
     name: str,
     clock: Clock,
     stop: StopSignal,
+    report: Report | None,
     *,
     is_drain: bool,
     progress_seconds: float,
 ) -> WorkerSummary:
     """Build and run the worker, again after each pause unless it drains."""
+
+    def on_progress(progress: WorkerProgress) -> None:
+        line = f"{name}: {progress_line(progress)}"
+        show.echo(line, err=True)
+        if report is not None:
+            report(line, None)
 
     def run_once() -> WorkerSummary:
         # A new run id: a drain request for an earlier run does not apply to this one. A container
@@ -151,7 +164,7 @@ def _run(
             stop,
             mode="drain" if is_drain else "continuous",
             progress_seconds=progress_seconds,
-            on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
+            on_progress=on_progress,
         )
 
     try:

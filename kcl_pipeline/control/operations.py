@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, ClassVar, Final, Literal
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -18,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from kcl_pipeline.control.context import Effect, OperationContext
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.text import counted
+
+if TYPE_CHECKING:
+    from kcl_pipeline.control.replay.request import ReplayRequest
 
 _WAIT: Final = "Seconds to wait for the result. 0: do not wait"
 _DRY_RUN: Final = "Change nothing; show what would happen"
@@ -225,8 +229,7 @@ class SeekRequest(OperationRequest):
         """Seek, or show what a seek would change."""
         from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (AWS only here)
         from kcl_pipeline.control import texts  # noqa: PLC0415 (likewise)
-        from kcl_pipeline.control.seek.run import Seeking  # noqa: PLC0415 (it needs pyarrow)
-        from kcl_pipeline.control.seek.target import seek_target  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.control.seek import Seeking, seek_target  # noqa: PLC0415 (pyarrow)
         from kcl_pipeline.control.sinks import position_sink  # noqa: PLC0415 (Delta)
 
         app = context.control
@@ -252,9 +255,10 @@ class SeekRequest(OperationRequest):
 class ReplayOperation(OperationRequest):
     """Replay a time range, or dead letters, into a side table or the table of the pipeline.
 
-    Each record of the range lands exactly once more. The replay is an application of its own, with
-    its own tables, which are deleted at its end. The workers of the pipeline go on. If it is not
-    complete, continue it with its id.
+    Each record of the range lands exactly once more. The workers of the pipeline go on. If it is
+    not complete, continue it with its id. The replay of a time range is an application of its own,
+    with its own tables, which are deleted at its end. To continue that of dead letters, write its
+    other options once more, too.
     """
 
     needs_pipeline: ClassVar[bool] = True
@@ -281,7 +285,7 @@ class ReplayOperation(OperationRequest):
     replay_id: str | None = Field(
         None,
         description="Identity of the replay. With the id of one that is not complete, it is "
-        "continued; the other options are then not needed. Default: drawn and printed",
+        "continued; of a time range, the other options are then not needed. Default: drawn",
         json_schema_extra=_option("--id"),
     )
     dry_run: bool = Field(False, description=_DRY_RUN)
@@ -291,22 +295,27 @@ class ReplayOperation(OperationRequest):
 
     def run(self, context: OperationContext) -> Effect:
         """Replay, or show what a replay would do."""
+        from kcl_pipeline.control.replay.request import ReplayRequest  # noqa: PLC0415 (AWS only)
+
+        request = ReplayRequest(
+            self.replay_id or context.default_id,
+            self.from_time,
+            self.to_time,
+            self.into,
+            self.in_place,
+            self.only_stream,
+            self.dead_letters,
+        )
+        return (
+            self._letters(context, request) if self.dead_letters else self._range(context, request)
+        )
+
+    def _range(self, context: OperationContext, request: ReplayRequest) -> Effect:
         from kcl_pipeline.control.replay import texts  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control.replay.request import ReplayRequest  # noqa: PLC0415 (likewise)
         from kcl_pipeline.control.replay.run import Replaying  # noqa: PLC0415 (likewise)
 
         replaying = Replaying(context.control, context.pipeline, context.clients)
-        plan = replaying.plan(
-            ReplayRequest(
-                self.replay_id or context.default_id,
-                self.from_time,
-                self.to_time,
-                self.into,
-                self.in_place,
-                self.only_stream,
-                self.dead_letters,
-            )
-        )
+        plan = replaying.plan(request)
         if self.dry_run:
             shards = replaying.shards(plan)
             return Effect(texts.dry_run_as_dict(plan, shards), texts.dry_run(plan, shards))
@@ -321,6 +330,31 @@ class ReplayOperation(OperationRequest):
             progress_seconds=self.progress_seconds,
         )
         return Effect(texts.replayed_as_dict(done), texts.replayed(done), done.is_complete)
+
+    def _letters(self, context: OperationContext, request: ReplayRequest) -> Effect:
+        from kcl_pipeline.control.replay import texts  # noqa: PLC0415 (AWS only here)
+        from kcl_pipeline.control.replay.letters import LettersReplay  # noqa: PLC0415 (likewise)
+
+        clock = context.control.clock
+        replaying = LettersReplay(context.pipeline, clock, SystemRandom())
+        plan = replaying.plan(request)
+        if self.dry_run:
+            shown = {"dry_run": True, **texts.letters_as_dict(plan)}
+            shown["shards"] = dict(plan.letters.streams)
+            return Effect(shown, texts.letters_dry_run(plan))
+        for line in texts.letters(plan):
+            context.say(line)
+        done = replaying.run(
+            plan,
+            context.stop or clock.signal(),
+            context.clients,
+            session_factory=context.session_factory,
+            events=context.events,
+            say=context.say,
+            progress_seconds=self.progress_seconds,
+        )
+        result = texts.letters_replayed_as_dict(done)
+        return Effect(result, texts.letters_replayed(done), done.is_complete)
 
 
 class RetireRequest(OperationRequest):
@@ -337,23 +371,22 @@ class RetireRequest(OperationRequest):
     def run(self, context: OperationContext) -> Effect:
         """Retire it, or show what would be deleted."""
         from kcl_pipeline.aws import open_removals  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control import texts  # noqa: PLC0415 (likewise)
-        from kcl_pipeline.control.retire.resources import ResourceFinder  # noqa: PLC0415 (likewise)
-        from kcl_pipeline.control.retire.run import Retiring  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.control import retire  # noqa: PLC0415 (likewise)
 
         app = context.control
         removals = open_removals(app.settings, context.clients(app.settings), app.clock)
-        streams = tuple(one for one in app.settings.streams if one != "-")
-        finder = ResourceFinder(app, removals, context.sink, streams)
+        streams = tuple(name for name in app.settings.streams if name != "-")
         text = "observing the rows of workers and leader for {:.0f} s"
-        retiring = Retiring(app, finder, lambda seconds: context.say(text.format(seconds)))
+        retiring = retire.Retiring(
+            app, removals, context.sink, streams, lambda seconds: context.say(text.format(seconds))
+        )
         if not self.confirm:
             plan = retiring.plan()
             hint = f"dry run; confirm with the name {app.name} to delete"
-            lines = [*texts.retire_plan(plan), hint]
-            return Effect(texts.retire_plan_as_dict(plan), lines, not plan.resources.problems)
+            lines = [*retire.plan_sentences(plan), hint]
+            return Effect(retire.plan_as_dict(plan), lines, not plan.problems)
         done = retiring.retire(self.confirm)
-        return Effect(texts.retired_as_dict(done), texts.retired(done), done.is_complete)
+        return Effect(retire.as_dict(done), retire.sentences(done), done.is_complete)
 
 
 class AcceptRequest(OperationRequest):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kcl_pipeline.text import counted
@@ -10,10 +9,7 @@ from kcl_pipeline.text import counted
 if TYPE_CHECKING:  # the help of the command line loads this module
     from kcl_pipeline.control.draining import Drained
     from kcl_pipeline.control.pausing import Paused
-    from kcl_pipeline.control.retire.resources import Resource
-    from kcl_pipeline.control.retire.run import Retired, RetirePlan
-    from kcl_pipeline.control.seek.plan import PositionChange
-    from kcl_pipeline.control.seek.run import SeekPlan, Sought
+    from kcl_pipeline.control.seek import PositionChange, SeekPlan, Sought
     from kcl_pipeline.leases.application.control import Pause
 
 
@@ -104,74 +100,3 @@ def change_as_dict(changed: PositionChange) -> dict[str, Any]:
         "timestamp_millis": changed.seek.initial_millis,
         "note": changed.note,
     }
-
-
-def retire_plan(planned: RetirePlan) -> list[str]:
-    """What a retirement would delete, and what stays."""
-    lines = [f"would delete {_resource(one)}" for one in planned.resources.all]
-    lines += [f"cannot look at {one.name}: {one.reason}" for one in planned.resources.problems]
-    lines += [f"stays: {one}" for one in planned.resources.stays]
-    if not lines:
-        lines = ["nothing is left of the application"]
-    if planned.observed_seconds:
-        lines.append(
-            f"before that, the rows of {', '.join(planned.named)} must not change for "
-            f"{planned.observed_seconds:.0f} s"
-        )
-    return lines
-
-
-def retired(done: Retired) -> list[str]:
-    """What a retirement has deleted."""
-    lines = []
-    for one in done.results:
-        reason = f": {one.reason}" if one.reason else ""
-        lines.append(f"{one.outcome} {_resource(one.resource)}{reason}")
-    lines += [f"failed {one.name}: {one.reason}" for one in done.resources.problems]
-    lines += [f"stays: {one}" for one in done.resources.stays]
-    if not done.results and not done.resources.problems:
-        lines.insert(0, "nothing was left to delete")
-    if done.is_paused:
-        lines.append("the application is still paused: retire it again to complete, or resume it")
-    return lines
-
-
-def retire_plan_as_dict(planned: RetirePlan) -> dict[str, Any]:
-    """The plan of a retirement for JSON output."""
-    return {
-        "dry_run": True,
-        "parts": [_resource_as_dict(one) for one in planned.resources.all],
-        "problems": [asdict(one) for one in planned.resources.problems],
-        "stays": list(planned.resources.stays),
-        "named": list(planned.named),
-        "observed_seconds": planned.observed_seconds,
-    }
-
-
-def retired_as_dict(done: Retired) -> dict[str, Any]:
-    """The result of a retirement for JSON output."""
-    return {
-        "dry_run": False,
-        "parts": [
-            _resource_as_dict(one.resource) | {"outcome": one.outcome, "reason": one.reason}
-            for one in done.results
-        ],
-        "problems": [asdict(one) for one in done.resources.problems],
-        "stays": list(done.resources.stays),
-        "is_paused": done.is_paused,
-        "is_complete": done.is_complete,
-    }
-
-
-def _resource(resource: Resource) -> str:
-    what = {
-        "table": "the table",
-        "rows": "the rows of the application in the table",
-        "announcements": "the announcements of the table",
-        "consumer": "the fan-out consumer",
-    }[resource.kind]
-    return f"{what} {resource.name} ({resource.detail})"
-
-
-def _resource_as_dict(resource: Resource) -> dict[str, Any]:
-    return {"kind": resource.kind, "name": resource.name, "detail": resource.detail}

@@ -307,13 +307,8 @@ class ShardReader:
         is_resumed = self._last_sequence_number is None and not self._start.is_sentinel
         if is_resumed or self._gaps.anchor is not None:
             records = after_position(records, self.position)
-        last, last_sub = (
-            page.records.column(name)[page.records.num_rows - 1].as_py()
-            for name in ("sequence_number", "sub_sequence_number")
-        )
-        # Stored records, unlike those of Kinesis, may have a sub-sequence number already
-        last_sub = max(last_sub, whole.last_sub_sequence_number)
-        through = max(self.position, Position(last, last_sub))
+        last = page.records.column("sequence_number")[page.records.num_rows - 1].as_py()
+        through = max(self.position, Position(last, whole.last_sub_sequence_number))
         if through == self.position and not ended:
             return None
         size = page.bytes if records is page.records else payload_bytes(records)

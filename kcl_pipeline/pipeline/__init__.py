@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from kcl_pipeline.orchestration.assets.contract import DagsterOptions
+    from kcl_pipeline.status.snapshot import Snapshot
     from kcl_pipeline.worker.worker import Worker
 
     _Options = ParamSpec("_Options")
@@ -254,33 +255,63 @@ class KinesisPipeline:
             select=select_function(self.streams, clients, clock),
         )
 
-    def distribution(
+    def leases(
         self, *, clients: AwsClients | None = None, clock: Clock | None = None
     ) -> pd.DataFrame:
-        """Read the lease and worker-metrics tables, and count the leases by group and worker.
+        """Read the tables, and return the leases as a DataFrame.
+
+        Example:
+            >>> leases = orders.leases()  # doctest: +SKIP
+            >>> leases.groupby("worker")["kbps"].sum()  # doctest: +SKIP
 
         Args:
             clients: The boto3 clients. None: those of the standard environment.
             clock: The clock. None: the system clock.
 
         Returns:
-            One row per worker, sorted by group and worker. `group` and `worker` are texts, and
-            empty for leases without an owner. `leases` is the number of leases that are not
-            ended, `ended` of those at the end of their shard, and `handing_over` of those in a
-            handoff. `throughput_kbps` is the sum of the leases' moving averages, in KiB/s.
+            One row per lease, those that need attention first. `worker` processes the shard,
+            `state` is `held`, `no owner`, `ended` or another state, `lag_seconds` is the age of
+            the oldest record that is not committed, `kbps` the throughput in KiB/s,
+            `checkpoint` the position.
+            `kcl-pipeline status --json` has the same columns.
 
         Raises:
             KclError: The tables cannot be read.
         """
-        from kcl_pipeline.leases.distribution import distribution  # noqa: PLC0415 (pandas)
+        from kcl_pipeline.status.frames import lease_frame  # noqa: PLC0415 (it loads pandas)
+
+        return lease_frame(self._snapshot(clients, clock))
+
+    def worker_rows(
+        self, *, clients: AwsClients | None = None, clock: Clock | None = None
+    ) -> pd.DataFrame:
+        """Read the tables, and return the workers as a DataFrame.
+
+        Args:
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+
+        Returns:
+            One row per worker with a row in the worker-metrics table, sorted by id, with `group`,
+            the number of `leases`, `kbps`, `cpu_percent`, `lag_seconds` and others.
+            `kcl-pipeline status --json` has the same columns.
+
+        Raises:
+            KclError: The tables cannot be read.
+        """
+        from kcl_pipeline.status.frames import worker_frame  # noqa: PLC0415 (it loads pandas)
+
+        separator = self.settings.worker.worker_group_separator
+        return worker_frame(self._snapshot(clients, clock), separator)
+
+    def _snapshot(self, clients: AwsClients | None, clock: Clock | None) -> Snapshot:
+        from kcl_pipeline.status.snapshot import read_snapshot  # noqa: PLC0415 (few need it)
 
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
-        tables = open_tables(self.settings, clients, clock)
-        return distribution(
-            tables.lease.list_leases().leases,
-            [worker.worker_id for worker in tables.workers.scan_workers().workers],
-            self.settings.worker.worker_group_separator,
-        )
+        found = read_snapshot(open_tables(self.settings, clients, clock), self.settings, clock)
+        if found.failures:
+            raise found.failures[0].error
+        return found
 
     def build_leader(
         self,

@@ -13,14 +13,20 @@ from enum import StrEnum
 from typing import Final
 
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
-from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError, UnreadableRowError
+from kcl_pipeline.errors import (
+    AccessDeniedError,
+    AwsError,
+    NotFoundError,
+    ThrottledError,
+    UnreadableRowError,
+)
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.leases.tables import UnreadableLock
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.planning.state import is_failing
 from kcl_pipeline.status.limits import CheckLimits
-from kcl_pipeline.status.snapshot import Failure, Snapshot, group_by_stream
+from kcl_pipeline.status.snapshot import Failure, RunProblem, Snapshot, group_by_stream
 from kcl_pipeline.status.streams import is_lease_stream
 from kcl_pipeline.text import counted, duration_text, printable
 
@@ -31,6 +37,15 @@ STILL_SECONDS: Final = 60.0
 """A checkpoint that has not changed for so long is named as the cause of a lag."""
 NO_LAG_SECONDS: Final = 5.0
 DATE_FROM_SECONDS: Final = 43_200.0
+
+
+ADVICE_ON_RUNS: Final[Mapping[str, str]] = {
+    "runs_queued": "raise the limit of the run queue, or lower Fleet.min",
+    "runs_failing": "read the log of the newest run, and deploy a corrected version",
+    "runs_silent": "read the log of the run. If its host is gone, the leader sensor ends the run",
+    "replacement_stopped": "read the log of the newest run, and deploy a corrected version",
+}
+"""By name of a finding about runs, what to do."""
 
 
 class FindingLevel(StrEnum):
@@ -57,6 +72,10 @@ class CheckName(StrEnum):
     COVERED = "shards_covered"
     WORKERS = "workers_running"
     LEADER = "leader_present"
+
+
+STILL: Final = frozenset({CheckName.LAG, CheckName.MOVING})
+"""While one of these checks has a fault, records wait longer than they should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +132,18 @@ def findings_of(
         "the leader lock": CheckName.LEADER,
         "the record of losses": CheckName.LOSSES,
     }
+    # What is judged without these rows would be wrong, such as leases without a worker.
+    rows = [one.part for one in snapshot.failures if one.part in list(parts)[:2]]
     found: list[Finding] = []
     for check, judged in checks.items():
-        failed = [
-            _not_read(check, one)
-            for one in snapshot.failures
-            if parts.get(one.part, CheckName.COVERED) is check
-        ]
-        every = [*failed, *judged]
+        own = [f for f in snapshot.failures if parts.get(f.part, CheckName.COVERED) is check]
+        if any(parts.get(failure.part) is check for failure in own):
+            every = _not_read(check, own)
+        elif rows and check in {CheckName.LAG, CheckName.MOVING}:
+            text = f"{' and '.join(rows)} cannot be read"
+            every = [Finding(check, "not_known", FindingLevel.UNKNOWN, text)]
+        else:
+            every = [*_not_read(check, own), *judged]
         faults = [one for one in every if one.is_fault]
         found += faults or every[:1]
     return found
@@ -132,24 +155,44 @@ def worst(findings: Iterable[Finding], check: CheckName) -> Finding:
     return max((one for one in findings if one.check is check), key=lambda f: order.index(f.level))
 
 
-def _not_read(check: CheckName, failure: Failure) -> Finding:
-    """A part of the state that could not be read: no permission, throttled, missing, unreadable."""
-    error, text = failure.error, f"{failure.part} cannot be read: {failure.error}".rstrip(".")
-    if isinstance(error, NotFoundError):
-        advice = "if no worker has run yet, do nothing: the first worker creates the tables"
-        return Finding(check, "table_missing", FindingLevel.WARNING, text, advice)
-    if isinstance(error, AccessDeniedError):
-        action = error.operation or "the action"
-        advice = f"allow {action} in the IAM policy; `kcl-pipeline doctor` tries every action"
-        return Finding(check, "no_permission", FindingLevel.PROBLEM, text, advice)
-    if isinstance(error, ThrottledError):
-        advice = "raise the capacity of the table, or use on-demand mode"
-        return Finding(check, "throttled", FindingLevel.PROBLEM, text, advice)
-    if isinstance(error, UnreadableRowError):
-        advice = "find out what wrote it, and correct or remove it"
-        return Finding(check, "record_unreadable", FindingLevel.PROBLEM, text, advice)
-    advice = "check the network and AWS_ENDPOINT_URL, and try again"
-    return Finding(check, "not_read", FindingLevel.PROBLEM, text, advice)
+def _not_read(check: CheckName, failures: Sequence[Failure]) -> list[Finding]:
+    """Parts of the state that could not be read; those with the same kind of error together."""
+    kinds: dict[str, list[Failure]] = {}
+    for failure in failures:
+        kinds.setdefault(_kind_of(failure.error), []).append(failure)
+    found = []
+    for name, group in kinds.items():
+        parts, error = " and ".join(one.part for one in group), group[0].error
+        text = f"{parts} cannot be read: {error}".rstrip(".")
+        level = FindingLevel.WARNING if name == "table_missing" else FindingLevel.PROBLEM
+        advice = _NOT_READ[name].format(action=error.operation or "the action")
+        found.append(Finding(check, name, level, text, advice))
+    return found
+
+
+_NOT_READ: Final[Mapping[str, str]] = {
+    "table_missing": "if no worker has run yet, do nothing: the first worker creates the tables. "
+    "Otherwise check the name of the application and AWS_REGION",
+    "no_permission": "allow {action} in the IAM policy; `kcl-pipeline doctor` tries every action",
+    "throttled": "raise the capacity of the table, or use on-demand mode",
+    "record_unreadable": "find out what wrote it, and correct or remove it",
+    "not_read": "check the network and AWS_ENDPOINT_URL, and try again",
+}
+"""By name of a finding about a part that could not be read, what to do."""
+
+
+def _kind_of(error: AwsError) -> str:
+    match error:
+        case NotFoundError():
+            return "table_missing"
+        case AccessDeniedError():
+            return "no_permission"
+        case ThrottledError():
+            return "throttled"
+        case UnreadableRowError():
+            return "record_unreadable"
+        case _:
+            return "not_read"
 
 
 def _lag(snapshot: Snapshot, limits: CheckLimits, threshold_seconds: float) -> Iterator[Finding]:
@@ -161,10 +204,7 @@ def _lag(snapshot: Snapshot, limits: CheckLimits, threshold_seconds: float) -> I
     unowned = [key for key in snapshot.unowned if key not in ages]
     if snapshot.lag_seconds is None and not ages:
         text = "no running worker has reported its lag"
-        level = (
-            FindingLevel.WARNING if unowned and snapshot.observed is None else FindingLevel.UNKNOWN
-        )
-        yield Finding(CheckName.LAG, "lag_unknown", level, text, "start workers" if unowned else "")
+        yield Finding(CheckName.LAG, "lag_unknown", FindingLevel.UNKNOWN, text)
         return
     text = f"{seconds:.1f} s behind the end of the stream"
     reports = [snapshot.age(w) for w in snapshot.live if w.status is not None]
@@ -180,11 +220,10 @@ def _lag(snapshot: Snapshot, limits: CheckLimits, threshold_seconds: float) -> I
     if seconds <= threshold_seconds:
         idle = idle_text(snapshot) if not unowned else None
         name = "lag_unknown" if unowned else CheckName.LAG.value
-        level = FindingLevel.WARNING if unowned and snapshot.observed is None else FindingLevel.OK
+        # `lease_without_worker` says that a lease has no worker.
+        level = FindingLevel.UNKNOWN if unowned and snapshot.observed is None else FindingLevel.OK
         text += "" if idle is None else f"; {idle}"
-        yield Finding(
-            CheckName.LAG, name, level, text, "start workers" if unowned else "", (), numbers
-        )
+        yield Finding(CheckName.LAG, name, level, text, numbers=numbers)
         return
     late = late_leases(snapshot.unfinished, ages, threshold_seconds)
     if late:
@@ -618,15 +657,8 @@ def _workers(snapshot: Snapshot) -> Iterator[Finding]:
             "deletes its row",
         )
     for problem in snapshot.run_problems:
-        yield Finding(
-            check,
-            "runs_waiting",
-            FindingLevel.WARNING,
-            problem,
-            "if runs are queued or not started, raise the limit of the run queue or lower "
-            "Fleet.min. If runs fail, read the log of the newest run, and deploy a corrected "
-            "version",
-        )
+        name = problem.name if isinstance(problem, RunProblem) else "replacement_stopped"
+        yield Finding(check, name, FindingLevel.WARNING, problem, ADVICE_ON_RUNS[name])
     if not snapshot.live and snapshot.pause is None and snapshot.unfinished:
         advice = "start the leader sensor, or `kcl-pipeline worker`"
         yield Finding(check, "no_worker", FindingLevel.WARNING, "no worker reports", advice)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -71,6 +71,23 @@ class Failure:
     error: AwsError
 
 
+class RunProblem(str):
+    """A sentence about runs of workers, with the name of its finding.
+
+    Attributes:
+        name: The name, such as `runs_queued`.
+    """
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, name: str, sentence: str) -> Self:
+        """Return the sentence."""
+        made = super().__new__(cls, sentence)
+        made.name = name
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class LifeObservation:
     """What several looks show and one cannot.
@@ -118,7 +135,8 @@ class Snapshot:
         resolved: The streams that could be described, with their retention periods.
         listed: Keys of the leases of all shards that Kinesis lists. None: not known.
         dead_letters: Records that became dead letters in the last hour. None: not known.
-        run_problems: What keeps the runs of workers from running, as sentences.
+        run_problems: What keeps the runs of workers from running, as sentences. A `RunProblem` has
+            the name of its finding.
         drained_at: When a drain had all records in the table, in epoch seconds. None: not known.
     """
 

@@ -30,9 +30,13 @@ from kcl_pipeline.worker.failures.failed_records import (
     rejected_records,
     write_dead_letters,
 )
-from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
+from kcl_pipeline.worker.failures.isolation import (
+    FailureIsolation,
+    IsolationStoppedError,
+    SplitBatch,
+    all_paused,
+)
 from kcl_pipeline.worker.failures.pauses import PausedShards
-from kcl_pipeline.worker.failures.splitting import FailureIsolation, SplitBatch, all_paused
 from kcl_pipeline.worker.monitoring.activity import Activity
 from kcl_pipeline.worker.monitoring.lag import LagTracker
 from kcl_pipeline.worker.monitoring.stats import WorkerStats

@@ -39,3 +39,8 @@ def without(batch: Batch, lease_keys: Collection[str]) -> Batch:
     ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)
     records = records_of(batch, [part.lease_key for part in ranges])
     return replace(batch, ranges=ranges, records=records)
+
+
+def only(batch: Batch, lease_keys: Collection[str]) -> Batch:
+    """Return the batch with the ranges and records of these leases alone."""
+    return without(batch, [r.lease_key for r in batch.ranges if r.lease_key not in lease_keys])

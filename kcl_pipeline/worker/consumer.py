@@ -1,4 +1,19 @@
-"""State of one held shard in a worker, and the transitions between its states."""
+"""State of one held shard in a worker, and the transitions between its states.
+
+```
+gained ──▶ BLOCKED ─unblock─▶ STARTING ─read─▶ READING ─reach_end─▶ ENDING ─end─▶ ENDED
+                                │   ▲             │                   │  │          ▲
+                                │   └──restart────┴───────────────────┘  └─ (lost)  │
+                                ├─reach_end─▶ ENDING                                │
+                                └─end───────────────────────────────────────────────┘
+any state ─leave─▶ LEAVING ──▶ the lease is another worker's
+```
+
+(lost): the stream does not list the shard any more. Its row is deleted, and the consumer is gone.
+A lease that is gained at SHARD_END begins as ENDED. A consumer whose lease is lost is forgotten in
+any state. After a handoff that the leader has withdrawn, a new consumer begins at BLOCKED.
+`Lifecycle` makes the calls that a transition needs, and then calls the transition.
+"""
 
 from __future__ import annotations
 
@@ -142,6 +157,7 @@ class ShardConsumer:
 
     def unblock(self) -> None:
         """BLOCKED → STARTING: the parents have ended."""
+        # A restart returns to STARTING: parents that have ended stay so.
         self.state = ConsumerState.STARTING
 
     @property
@@ -170,6 +186,7 @@ class ShardConsumer:
 
     def read(self, begin: Callable[[ShardConsumer], None]) -> None:
         """STARTING → READING, after `begin` has succeeded."""
+        # Row and table were read before (`settle`). If `begin` raises, both are read again.
         begin(self)
         self.state = ConsumerState.READING
 
@@ -210,6 +227,7 @@ class ShardConsumer:
 
     def restart(self, now: float, base_seconds: float) -> None:
         """→ STARTING: read again from the committed position after a batch of unknown outcome."""
+        # Not to READING: the table may have the batch, and then its position is a later one.
         self.state = ConsumerState.STARTING
         self.restarted = True
         self.back_off(now, base_seconds)
@@ -217,16 +235,19 @@ class ShardConsumer:
     # -- from the last record to the loss of the lease
 
     def reach_end(self, children: tuple[ChildShard, ...], *, shard_gone: bool) -> None:
-        """READING → ENDING: all records are committed."""
+        """STARTING or READING → ENDING: all records are committed."""
+        # From STARTING if the table has the end and the row has not: its writer stopped in between.
         self.children, self.shard_gone = children, shard_gone
         self.state = ConsumerState.ENDING
 
     def end(self) -> None:
-        """→ ENDED: the row is at SHARD_END."""
+        """ENDING or STARTING → ENDED: the row is at SHARD_END."""
+        # From STARTING if a write of the end was applied and its answer was lost.
         self.committed = self.checkpointed = SHARD_END
         self.state = ConsumerState.ENDED
 
     def leave(self, now: float) -> None:
         """→ LEAVING. Earlier failures do not delay the handoff."""
+        # The source has dropped what it read. The checkpoint is written before the transfer.
         self.state = ConsumerState.LEAVING
         self.failures, self.due = 0, now

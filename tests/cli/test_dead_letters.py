@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters
+from kcl_pipeline.cli.doctor.sink import check_dead_letters
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.dead_letters.replayed import mark_replayed
 from kcl_pipeline.delta.settings import DeltaSink

@@ -7,7 +7,7 @@ import boto3
 import pytest
 
 from kcl_pipeline import clock as clock_module
-from kcl_pipeline.cli.doctor import checks as checks_module
+from kcl_pipeline.cli.doctor import setup as checks_module
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.losses import Loss
@@ -237,7 +237,9 @@ def test_doctor_before_the_first_worker(server):
         StreamName="fresh-app", ShardCount=1
     )
     found = findings("-a", "fresh-app", "-s", "fresh-app")
-    assert sum("does not exist yet" in text for text in texts(found, "warning")) == 3
+    assert sum("does not exist yet" in text for text in texts(found, "unknown")) == 3
+    (missing,) = {f["name"] for f in found if f["level"] == "warning"}
+    assert missing == "table_missing"
     assert texts(found, "problem") == []
 
 

@@ -13,10 +13,9 @@ from kcl_pipeline.cli.doctor.dagster_instance import (
     Finding,
     check_grace,
     check_instance,
-    check_run_limits,
+    check_run_limit,
     longest_stop_seconds,
     run_limit,
-    tag_limits,
 )
 from kcl_pipeline.pipeline import Fleet
 from tests.guides.snippets import FENCE, ROOT
@@ -25,14 +24,12 @@ STOP = 65.0
 
 
 def limits(settings: str, **fleet: int) -> list[Finding]:
-    content = yaml.safe_load(settings) or {}
-    tags = [(f"{one['key']}: {one.get('value')}", one["limit"]) for one in tag_limits(content)]
-    return list(check_run_limits(content, Fleet(**fleet), tags))
+    return [check_run_limit(yaml.safe_load(settings) or {}, Fleet(**fleet))]
 
 
 def grace(settings: str, **run_tags: object) -> list[Finding]:
     fleet = Fleet(run_tags={name: json.dumps(value) for name, value in run_tags.items()})
-    return list(check_grace(yaml.safe_load(settings) or {}, fleet, STOP))
+    return [check_grace(yaml.safe_load(settings) or {}, fleet, STOP)]
 
 
 def levels(found: list[Finding]) -> list[str]:
@@ -69,31 +66,20 @@ def test_the_run_limit_is_read_as_dagster_reads_it(settings, limit):
 )
 def test_a_setting_of_another_type_is_as_none(settings):
     """Dagster refuses such a file with a sentence of its own."""
-    assert tag_limits(yaml.safe_load(settings)) == []
     assert run_limit(yaml.safe_load(settings)) == 10
     assert grace(settings)
 
 
-def test_a_run_limit_of_two_with_a_fleet_of_four():
-    (found,) = limits("concurrency: {runs: {max_concurrent_runs: 2}}", min=4)
+@pytest.mark.parametrize(("limit", "most"), [(1, 1), (2, 4), (5, 4)])
+def test_a_run_limit_without_a_place_for_other_runs(limit, most):
+    (found,) = limits(f"concurrency: {{runs: {{max_concurrent_runs: {limit}}}}}", min=1, max=most)
     assert found.level == "warning"
     assert found.sentence.startswith(
-        "max_concurrent_runs is 2, and Fleet.min is 4: workers may take all places, and other runs "
-        "then wait"
-    )
-    assert "max_concurrent_runs: 10 or more" in found.advice
-
-
-@pytest.mark.parametrize("most", [1, 4])
-def test_with_a_run_limit_of_one_no_place_is_left(most):
-    (found,) = limits("concurrency: {runs: {max_concurrent_runs: 1}}", min=1, max=most)
-    assert found.level == "warning"
-    assert found.sentence == (
-        "max_concurrent_runs is 1, and Fleet.min is 1: workers may take all places, and other runs "
-        "then wait for as long as they run, also a replacement, maintenance and the jobs of an "
-        "operator"
+        f"max_concurrent_runs is {limit}, and Fleet.max is {most}: workers may take all places"
     )
     assert f"max_concurrent_runs: {most + 2} or more" in found.advice
+    enough = f"concurrency: {{runs: {{max_concurrent_runs: {most + 2}}}}}"
+    assert levels(limits(enough, min=1, max=most)) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -124,13 +110,6 @@ def test_dagster_refuses_limits_in_two_sections(tmp_path):
     (tmp_path / "dagster.yaml").write_text(both)
     with pytest.raises(DagsterInvalidConfigError, match="incompatible"):
         DagsterInstance.from_config(str(tmp_path))
-
-
-def test_tag_limits_leave_a_place_for_a_replacement():
-    text = "run_queue: {tag_concurrency_limits: [{key: kcl/mode, value: continuous, limit: %d}]}"
-    (found,) = limits(text % 4, min=2, max=4)
-    assert "the tag limit of kcl/mode: continuous is 4, and Fleet.max is 4" in found.sentence
-    assert levels(limits(text % 5, min=2, max=4)) == ["ok"]
 
 
 K8S = "run_launcher: {module: dagster_k8s, class: K8sRunLauncher, config: {run_k8s_config: {%s}}}"
@@ -176,13 +155,6 @@ def test_what_cannot_be_read_is_unknown():
     assert levels(grace("run_launcher: {module: m, class: OtherLauncher}")) == ["unknown"]
 
 
-def test_a_run_must_not_be_reported_before_its_worker_has_stopped():
-    enough = K8S % "pod_spec_config: {termination_grace_period_seconds: 200}"
-    (found,) = grace(enough)
-    assert "cancel_timeout_seconds is 180, not above the grace period of 200 s" in found.sentence
-    assert levels(grace(f"{enough}\nrun_monitoring: {{cancel_timeout_seconds: 300}}")) == ["ok"]
-
-
 def test_the_files_of_the_guides_have_no_warning(tmp_path):
     for page in sorted((ROOT / "docs" / "deployment").glob("*.md")):
         for block in FENCE.finditer(page.read_text()):
@@ -193,15 +165,8 @@ def test_the_files_of_the_guides_have_no_warning(tmp_path):
 
 
 def instance(home: Path | None) -> list[Finding]:
-    def tags(limits):
-        return [
-            (one["key"], one["limit"])
-            for one in limits
-            if one["key"] != "kcl/application" or one["value"] == "orders"
-        ]
-
     name = None if home is None else str(home)
-    return list(check_instance(name, Fleet(min=2, max=4), tags, STOP))
+    return list(check_instance(name, Fleet(min=2, max=4), STOP))
 
 
 def test_a_file_that_cannot_be_read_is_a_problem(tmp_path):

@@ -4,8 +4,8 @@ import boto3
 import pytest
 
 from kcl_pipeline.aws import AwsClients
-from kcl_pipeline.cli.doctor import metrics
-from kcl_pipeline.cli.doctor.metrics import check_metrics
+from kcl_pipeline.cli.doctor import setup as metrics
+from kcl_pipeline.cli.doctor.setup import check_metrics
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.local.faults import FaultRule
 

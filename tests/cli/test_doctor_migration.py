@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.cli.doctor.migration import check_layout
+from kcl_pipeline.cli.doctor.records import check_layout
 from tests.support.layouts import LayoutWorld
 
 

@@ -20,7 +20,7 @@ from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.replay import run as replay_run
 from kcl_pipeline.control.replay.request import ReplayRequest
 from kcl_pipeline.control.replay.run import Replaying
-from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.errors import NotFoundError, SettingsError
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.local_aws import fresh_name
@@ -256,6 +256,47 @@ def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypat
     assert (done.is_complete, done.total) == (True, None)
     assert world.rows(world.side) == Counter(INSIDE)
     assert not world.table_names()
+
+
+def test_a_process_that_begins_after_another_has_ended_the_replay_repeats_nothing(world):
+    first, last = put_three_groups(world)
+    plan = world.plan("r1", first, last + MILLI, into=world.side)
+    names = world.table_names()
+    assert world.run(plan).is_complete
+    again = world.run(plan)
+    assert (again.is_complete, again.total) == (True, None)
+    assert world.rows(world.side) == Counter(INSIDE)
+    assert world.table_names() == names
+
+
+def test_a_process_whose_tables_another_one_deletes_at_the_end_is_complete(world, monkeypatch):
+    first, last = put_three_groups(world)
+    plan, ended = world.plan("r1", first, last + MILLI, into=world.side), []
+    build = KinesisPipeline.build_worker
+
+    def build_late(*given, **named):
+        worker = build(*given, **named)
+        if not ended:
+            ended.append(None)
+            ended[0] = world.run(plan)
+        return worker
+
+    monkeypatch.setattr(KinesisPipeline, "build_worker", build_late)
+    late = world.run(plan)
+    assert [(done.is_complete, done.error) for done in (*ended, late)] == [(True, None)] * 2
+    assert late.total is None
+    assert world.rows(world.side) == Counter(INSIDE)
+
+
+def test_a_process_without_tables_reports_them_while_the_replay_has_not_ended(world, monkeypatch):
+    first, last = put_three_groups(world)
+
+    def missing(*_, **__):
+        raise NotFoundError("the table is not there")
+
+    monkeypatch.setattr(KinesisPipeline, "build_worker", missing)
+    with pytest.raises(NotFoundError):
+        world.run(world.plan("r1", first, last + MILLI, into=world.side))
 
 
 def test_a_stopped_replay_is_not_complete(world):

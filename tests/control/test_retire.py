@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kcl_pipeline.aws import Removals
-from kcl_pipeline.control.retire.resources import ResourceFinder
-from kcl_pipeline.control.retire.run import Retiring
+from kcl_pipeline.control.retire import Retiring
 from kcl_pipeline.errors import (
     AccessDeniedError,
     ApplicationInUseError,
@@ -104,7 +103,7 @@ class RetireWorld(OperatorWorld):
         app = app or self.app
         lease, workers, state = self.tables
         removals = Removals(lambda: ((workers, lease), state), self.consumers)
-        return Retiring(app, ResourceFinder(app, removals, MemoryTable()), self.observed.append)
+        return Retiring(app, removals, MemoryTable(), on_wait=self.observed.append)
 
     def pause(self):
         return self.coordinator.read_control().pause
@@ -131,8 +130,13 @@ def dead_world(**options):
 def test_a_living_worker_is_named_and_nothing_changes():
     world = RetireWorld(shards=2, workers=("w-1", "w-2"))
     world.crash("w-2")
+    pauses, put = [], world.coordinator.put_pause
+    world.coordinator.put_pause = lambda *given, **named: (
+        pauses.append(given) or put(*given, **named)
+    )
     with pytest.raises(ApplicationInUseError) as refused:
         world.retiring().retire("orders")
+    assert not pauses
     text = str(refused.value)
     assert "the worker w-1 has reported" in text
     assert "the leader w-1 has renewed its lock" in text
@@ -203,7 +207,7 @@ def test_all_parts_are_deleted_and_a_second_call_finds_nothing():
     world.parts.hook = lambda _: must_be_paused(world)
     plan = world.retiring().plan()
     assert {"worker w-1", "leader w-1"} <= set(plan.named)
-    assert [part.name for part in plan.resources.all] == [
+    assert [part.name for part in plan.resources] == [
         "arn:consumer-1",
         "metrics",
         "leases",
@@ -274,7 +278,7 @@ def test_a_part_that_cannot_be_looked_at_is_a_problem():
     world.tables[1].find = deny
     done = world.retiring().retire("orders")
     assert not done.is_complete
-    assert [one.name for one in done.resources.problems] == ["table metrics"]
+    assert list(done.plan.problems) == ["table metrics"]
     assert sorted(world.parts.there) == ["metrics", "state"], "the record is needed once more"
 
 
@@ -305,18 +309,18 @@ def test_the_name_must_be_typed():
 def test_consumers_of_others_stay():
     world = dead_world()
     world.consumers.created = CREATED - 5
-    plan = world.retiring().plan().resources
+    plan = world.retiring().plan()
     assert any("before the application existed" in text for text in plan.stays)
-    assert "consumer" not in {part.kind for part in plan.all}
+    assert "consumer" not in {part.kind for part in plan.resources}
     world.consumers.created = CREATED + 5
     arn = next(one.arn for one in world.coordinator.read_application().identity.streams)
     assert arn.startswith("arn:"), arn
     given = f"{arn}/consumer/mine:1700000000"
     retrieval = world.settings.retrieval.model_copy(update={"consumer_arns": {"orders": given}})
     settings = world.settings.model_copy(update={"retrieval": retrieval})
-    plan = world.retiring(replace(world.app, settings=settings)).plan().resources
+    plan = world.retiring(replace(world.app, settings=settings)).plan()
     assert f"the consumer {given}, which the settings name" in plan.stays
-    assert "consumer" not in {part.kind for part in plan.all}
+    assert "consumer" not in {part.kind for part in plan.resources}
 
 
 def test_rows_of_both_layouts_are_refused():

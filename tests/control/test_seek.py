@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from kcl_pipeline.control.pausing import Pausing
-from kcl_pipeline.control.seek.run import Seeking
-from kcl_pipeline.control.seek.target import seek_target
+from kcl_pipeline.control.seek import Seeking, seek_target
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError, UnavailableError
 from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position

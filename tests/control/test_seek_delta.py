@@ -9,8 +9,7 @@ import pyarrow as pa
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.seek.run import Seeking
-from kcl_pipeline.control.seek.target import seek_target
+from kcl_pipeline.control.seek import Seeking, seek_target
 from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.testing import PipelineTest
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis

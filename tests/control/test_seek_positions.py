@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kcl_pipeline.control.seek.run import Seeking
-from kcl_pipeline.control.seek.target import seek_target
+from kcl_pipeline.control.seek import Seeking, seek_target
 from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.events import ShardPaused
 from kcl_pipeline.position import Position

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.table import TableMerger
@@ -28,6 +29,13 @@ def uri(tmp_path: Path) -> str:
 def opened(uri: str, selection: Selection | None = None, **more: int) -> DeadLetterRecords:
     version = DeltaTable(uri).version()
     return DeadLetterRecords(uri, None, version, selection or Selection(), **more)
+
+
+def named_by(records: DeadLetterRecords) -> pa.Table:
+    """The rows of all pages."""
+    pages = [(shard, page) for shard in records.shards for page in shard.pages]
+    tables = [records.named(*each) for each in pages]
+    return pa.concat_tables(tables) if tables else pa.table({})
 
 
 def data(found: DeadLetterRecords) -> list[list[list[bytes]]]:
@@ -65,7 +73,7 @@ def test_a_record_without_a_key_is_read(uri: str) -> None:
     records = found.read(shard, page)
     assert records.schema == RECORD_SCHEMA
     assert records["partition_key"].to_pylist() == ["k", None]
-    assert mark_records(uri, None, found.named(), LATER) == 2
+    assert mark_records(uri, None, named_by(found), LATER) == 2
 
 
 def test_pages_are_bounded_and_never_cut_a_sequence_number(
@@ -107,7 +115,7 @@ def test_repeated_rows_are_one_record_and_a_stream_that_was_created_again_has_it
     found = opened(uri)
     assert data(found) == [[[b"1/0", b"2/0"]], [[b"new stream"]]]
     assert found.records == 3
-    assert mark_records(uri, None, found.named(), LATER) == 4
+    assert mark_records(uri, None, named_by(found), LATER) == 4
     assert opened(uri).records == 0
 
 
@@ -148,7 +156,7 @@ def test_rows_that_are_no_records_are_counted_and_left_out(
     assert data(found) == [[[b"1/0"]]]
     assert (found.records, found.unreadable) == (1, 8)
     assert "lease_key=shardId-000000000000" in found.example
-    assert mark_records(uri, None, found.named(), LATER) == 1
+    assert mark_records(uri, None, named_by(found), LATER) == 1
     assert marked(uri) == [b"1/0"]
     monkeypatch.setattr(module, "MAX_LAYERS", 2)
     times = [NOON + timedelta(days=day) for day in range(3)]
@@ -156,15 +164,15 @@ def test_rows_that_are_no_records_are_counted_and_left_out(
     found = opened(uri)
     assert data(found) == [[[b"1"]], [[b"2"]]]
     assert (found.records, found.unreadable) == (2, 9)
-    assert mark_records(uri, None, found.named(), LATER + SECOND) == 2
+    assert mark_records(uri, None, named_by(found), LATER + SECOND) == 2
 
 
 def test_an_empty_table_and_none(uri: str) -> None:
     store(uri, letter(1, replayed_at=NOON))
     assert (opened(uri).shards, opened(uri).records) == ((), 0)
-    assert mark_records(uri, None, opened(uri).named(), LATER) == 0
+    assert mark_records(uri, None, named_by(opened(uri)), LATER) == 0
     found = DeadLetterRecords(f"{uri}-none", None, NO_TABLE, Selection())
-    assert (found.shards, found.records, found.named().num_rows) == ((), 0, 0)
+    assert (found.shards, found.records, named_by(found).num_rows) == ((), 0, 0)
     with pytest.raises(SinkError, match="there is no dead-letter table at"):
         DeadLetterRecords(f"{uri}-none", None, 0, Selection())
 
@@ -174,9 +182,9 @@ def test_later_rows_are_neither_read_nor_marked(uri: str) -> None:
     found = opened(uri)
     store(uri, letter(1, failed_at=LATER), letter(3), letter(1, batch_id="b2"))
     assert data(found) == [[[b"1/0", b"2/0"]]]
-    assert mark_records(uri, None, found.named(), LATER) == 2
+    assert mark_records(uri, None, named_by(found), LATER) == 2
     waiting = opened(uri)
-    assert (waiting.records, waiting.named().num_rows) == (2, 3)
+    assert (waiting.records, named_by(waiting).num_rows) == (2, 3)
     assert data(found) == [[[b"1/0", b"2/0"]]], "the version is read as it was"
 
 
@@ -184,7 +192,7 @@ def test_a_lost_answer_and_a_repeated_mark_change_nothing(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(uri, letter(1), letter(2))
-    named = opened(uri).named()
+    named = named_by(opened(uri))
     execute = TableMerger.execute
 
     def lands_and_fails(self: TableMerger) -> object:
@@ -205,7 +213,7 @@ def test_workers_that_append_meanwhile_do_not_stop_the_mark(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(uri, letter(1))
-    named = opened(uri).named()
+    named = named_by(opened(uri))
     execute = TableMerger.execute
 
     def after_a_worker(self: TableMerger) -> object:

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
-from kcl_pipeline.cli.doctor.output import check_output
+from kcl_pipeline.cli.doctor.sink import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
 from kcl_pipeline.delta.maintenance import compact, table_exists

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.cli.doctor.output import check_output
+from kcl_pipeline.cli.doctor.sink import check_output
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import TableMismatchError

@@ -93,7 +93,8 @@ def _is_installed(name: str) -> bool:
 def run_python(code: str, source: str, names: dict[str, object]) -> None:
     """Run a snippet, then its test functions."""
     before = set(names)
-    exec(compile(code, source, "exec"), names)
+    # Dagster reads annotations, and this module has annotations that are strings
+    exec(compile(code, source, "exec", dont_inherit=True), names)
     for name in sorted(set(names) - before):
         if name.startswith("test_"):
             names[name]()

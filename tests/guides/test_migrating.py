@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kcl_pipeline.cli.doctor.migration import check_client_version
+from kcl_pipeline.cli.doctor.records import check_client_version
 from kcl_pipeline.leader import kcl2
 from kcl_pipeline.leases import migration
 from kcl_pipeline.leases.migration import CONFIG_3X

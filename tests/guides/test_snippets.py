@@ -29,7 +29,7 @@ WITH_SNIPPETS = [
     page for page in pages() if any(one.language in RUN_LANGUAGES for one in snippets(page))
 ]
 SYNTAX_ONLY = {("docs/querying.md", "polars"), ("docs/querying.md", "duckdb")}
-SYNTAX_ONLY |= {("docs/querying.md", "a jar")}
+SYNTAX_ONLY |= {("docs/querying.md", "a jar"), ("docs/pipes.md", "dagster_k8s")}
 LANGUAGES = {"python", "shell", "json", "yaml", "", "{eval-rst}", "{toctree}"}
 EXAMPLE = "my_orders"
 
@@ -69,6 +69,7 @@ def fill_table() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.PreviewWarning")
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
 def test_the_snippets_of_the_page_run(page, project, spark, capsys):
     names: dict[str, Any] = {"spark": spark, "__name__": "snippets"}

@@ -26,6 +26,11 @@ LIBRARIES = ("dagster", "pyspark", "py4j")
 IMPORTS = {
     # The base class of the resources of dagster-aws; its module has no page in the API reference.
     "dagster_aws.utils": {"ResourceWithBoto3Configuration"},
+    # `asset_attributes` of the component, as in other components of Dagster.
+    "dagster.components.resolved.core_models": {
+        "AssetsDefUpdateKwargs",
+        "resolve_assets_def_update_kwargs_to_mapping",
+    },
     # Transforms of a script are sent to the executors by value.
     "pyspark": {"cloudpickle"},
     # Schemas of Arrow and Spark. Spark 4 has no public equivalent.
@@ -64,6 +69,7 @@ ATTRIBUTES = {
 PUBLIC = {
     "dagster",
     "dagster.components",
+    "dagster_pipes",
     "dagster_pyspark",
     "pyspark.errors",
     "pyspark.sql",

@@ -253,6 +253,15 @@ def test_table_resources_know_the_tables_of_their_application(kind, name):
     )
     assert resource.settings() == settings
     assert resource.table().name == name
+    by_hand = kind(aws=AwsResource(region_name="us-east-1"), application_name="orders")
+    default = {"orders-leases": "orders"}.get(name, name)
+    assert by_hand.table().name == default
+    renamed = kind(
+        aws=AwsResource(region_name="us-east-1"),
+        application_name="orders",
+        lease_table_name="orders-leases",
+    )
+    assert renamed.table().name == name
     seen = []
 
     @dg.op

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.control import texts
+from kcl_pipeline.control import retire
 from kcl_pipeline.errors import AccessDeniedError
 from tests.integration.test_iam_missing import is_named
 from tests.integration.test_retire_anew import retiring
@@ -60,7 +60,7 @@ def test_what_a_retirement_lacks_is_named(
     try:
         done = retiring(application).retire(application.name)
         assert not done.is_complete
-        text = "\n".join(texts.retired(done))
+        text = "\n".join(retire.sentences(done))
     except AccessDeniedError as error:
         text = str(error)
     assert is_named(lacking, application, text)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from kcl_pipeline import AccessDeniedError, SettingsError, StreamSelector
-from kcl_pipeline.cli.doctor.permissions import selection_findings
+from kcl_pipeline.cli.doctor.setup import selection_findings
 from kcl_pipeline.pipeline.arguments import select_function
 from kcl_pipeline.status.findings import Finding, FindingLevel
 from kcl_pipeline.testing.clock import VirtualClock

@@ -11,10 +11,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from kcl_pipeline.aws import open_removals, open_tables
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.control import retire
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.retire import resources
-from kcl_pipeline.control.retire.resources import ResourceFinder
-from kcl_pipeline.control.retire.run import Retiring
+from kcl_pipeline.control.retire import Retiring
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import ApplicationInUseError, SinkError
 from tests.support.iam_world import (  # noqa: F401 (fixtures)
@@ -32,10 +31,8 @@ def retiring(application: Application) -> Retiring:
     app = ApplicationControl(
         settings, tables.lease, tables.workers, tables.coordinator, clock, "ann"
     )
-    finder = ResourceFinder(
-        app, open_removals(settings, clients, clock), application.pipeline.sink, settings.streams
-    )
-    return Retiring(app, finder)
+    removals = open_removals(settings, clients, clock)
+    return Retiring(app, removals, application.pipeline.sink, settings.streams)
 
 
 def count(application: Application) -> int:
@@ -51,7 +48,7 @@ def test_a_new_application_continues_after_the_positions_in_the_table(
     assert application.drain() == 20
     done = retiring(application).retire(application.name)
     assert done.is_complete, done
-    assert any("continues after them" in text for text in done.resources.stays)
+    assert any("continues after them" in text for text in done.plan.stays)
     application.publish(5)
     assert application.drain() == 5, "nothing is repeated, and nothing is skipped"
     assert count(application) == 25
@@ -64,7 +61,7 @@ def test_only_tables_that_exist_are_said_to_stay(
     assert isinstance(sink, DeltaSink)
 
     def tables() -> list[bool]:
-        stays = retiring(application).plan().resources.stays
+        stays = retiring(application).plan().stays
         starts = (f"the Delta table {sink.uri}", f"the dead-letter table {sink.dead_letters}")
         return [any(text.startswith(start) for text in stays) for start in starts]
 
@@ -77,7 +74,7 @@ def test_only_tables_that_exist_are_said_to_stay(
     def deny(*_: object) -> bool:
         raise SinkError("denied")
 
-    monkeypatch.setattr(resources, "table_exists", deny)
+    monkeypatch.setattr(retire, "table_exists", deny)
     shutil.rmtree(sink.dead_letters)
     assert tables() == [True, True], "what cannot be looked at may exist"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kcl_pipeline.cli.doctor.checks import check_java
+from kcl_pipeline.cli.doctor.setup import check_java
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.java import java_version, require_java, require_user_name
 from kcl_pipeline.spark.session import (

@@ -28,9 +28,9 @@ from kcl_pipeline.leases.state.worker_status import (
 from kcl_pipeline.leases.tables import LeaderLock, UnreadableLock, WorkerMetrics
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, StreamId
-from kcl_pipeline.status.findings import CheckName, FindingLevel, findings_of, worst
+from kcl_pipeline.status.findings import ADVICE_ON_RUNS, CheckName, FindingLevel, findings_of, worst
 from kcl_pipeline.status.limits import CheckLimits
-from kcl_pipeline.status.snapshot import Failure, LifeObservation, Snapshot
+from kcl_pipeline.status.snapshot import Failure, LifeObservation, RunProblem, Snapshot
 
 NOON = 1_800_000_000.0
 MIDDLE = MAX_HASH_KEY // 2
@@ -119,12 +119,15 @@ FAULTS = [
         "cannot measure their CPU and get no leases: w-1",
         with_worker(replace(worker("w-1"), stats={"C": (40.0, -1.0)})),
     ),
-    Fault(
-        "runs_waiting",
-        CheckName.WORKERS,
-        FindingLevel.WARNING,
-        "2 runs wait in the queue",
-        {"run_problems": ("2 runs wait in the queue",)},
+    *(
+        Fault(
+            name,
+            CheckName.WORKERS,
+            FindingLevel.WARNING,
+            "2 runs of workers",
+            {"run_problems": (RunProblem(name, "2 runs of workers"),)},
+        )
+        for name in ADVICE_ON_RUNS
     ),
     Fault(
         "shard_paused",

@@ -239,7 +239,7 @@ def resources(
 ) -> dict[str, Any]:
     names = Names.of(pipeline)
     boxes = {
-        names.aws: SimpleNamespace(kinesis=kinesis_without_streams(), stream_client=None),
+        names.aws: SimpleNamespace(kinesis=kinesis_without_streams()),
         names.leases_resource: leases if leases is not None else FakeLeaseTable(),
         names.workers_resource: workers if workers is not None else FakeWorkerTable(),
         names.coordinator_resource: coordinator or InMemoryCoordinatorStateTable(),

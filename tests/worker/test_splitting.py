@@ -25,8 +25,7 @@ from kcl_pipeline.worker.failures.failed_records import (
     dead_letters,
     rejected_records,
 )
-from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
-from kcl_pipeline.worker.failures.splitting import SplitBatch
+from kcl_pipeline.worker.failures.isolation import IsolationStoppedError, SplitBatch
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -174,7 +173,7 @@ def test_a_shard_pauses_above_each_limit(settings: dict[str, object], paused: bo
 
 def test_healthy_shards_of_the_batch_go_on_first():
     bench = Bench()
-    healthy, failing = bench.split(
+    healthy, paused, failing = bench.split(
         batch_of(s1=[GOOD] * 50, s2=[BAD] * 400, s3=[GOOD, BAD] + [GOOD] * 20, s4=[])
     )
     assert [r.lease_key for r in healthy.batch.ranges] == ["s1", "s4"]
@@ -182,7 +181,8 @@ def test_healthy_shards_of_the_batch_go_on_first():
     assert [r.lease_key for r in failing.batch.ranges] == ["s3"]
     assert failing.written.rows == 21
     assert numbers(failing, "s3") == ["2"]
-    assert failing.paused.keys() == {"s2"}
+    assert (paused.batch.ranges, paused.paused.keys()) == ((), {"s2"})
+    assert failing.paused == {}
 
 
 def test_with_the_policy_fail_the_record_is_named():
@@ -211,6 +211,20 @@ def test_a_transform_that_fails_on_records_together_alone_pauses_the_shard():
 
     [part] = Bench(not_two).split(batch_of(s1=[GOOD] * 5))
     assert "one by one, but not together" in part.paused["s1"]
+
+
+def test_shards_with_failing_records_that_fail_together_only_are_committed_one_by_one():
+    def one_shard(table: pa.Table) -> pa.Table:
+        if table.num_rows > 1 and len(table["shard_id"].unique()) > 1:
+            raise ValueError("two shards")
+        return strict(table)
+
+    parts = Bench(one_shard).split(batch_of(s1=[GOOD] * 5 + [BAD], s2=[BAD] + [GOOD] * 4))
+    assert [part.written.rows for part in parts] == [5, 4]
+    assert [numbers(part, key) for part, key in zip(parts, ("s1", "s2"), strict=True)] == [
+        ["6"],
+        ["1"],
+    ]
 
 
 def test_shards_that_fail_together_only_are_committed_one_by_one():

@@ -46,7 +46,7 @@ def doctor(
     watch = period_seconds(app) if watch_seconds is None else watch_seconds
     # Loaded here: other commands do not need botocore.
     from kcl_pipeline.cli.doctor.run import run_checks  # noqa: PLC0415
-    from kcl_pipeline.status.findings import FindingLevel  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.status.findings import STILL, FindingLevel  # noqa: PLC0415 (likewise)
 
     found: list[Finding] = []
     for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch):
@@ -58,6 +58,8 @@ def doctor(
         show.print_json([asdict(f) for f in found])
     else:
         warnings = sum(f.level is FindingLevel.WARNING for f in found)
-        typer.echo(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
+        waits = dict.fromkeys(f.name for f in found if f.check in STILL and f.is_fault)
+        summary = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
+        typer.echo(summary + (f"; records wait: {', '.join(waits)}" if waits else ""))
     if problems:
         raise typer.Exit(FAILED)

@@ -68,7 +68,12 @@ class ReplayPipeline(Protocol):
 
 
 def replay_pipeline(
-    pipeline: object, name: str, record: ReplayRecord, streams: Sequence[str]
+    pipeline: object,
+    name: str,
+    record: ReplayRecord,
+    streams: Sequence[str],
+    *,
+    of_letters: bool = False,
 ) -> ReplayPipeline:
     """Return the pipeline of a replay: another application, the same transform.
 
@@ -80,6 +85,7 @@ def replay_pipeline(
         name: Application name of the replay.
         record: What is replayed.
         streams: Names or ARNs of the streams.
+        of_letters: Whether dead letters are replayed, which this process reads by itself.
 
     Raises:
         SettingsError: The side table is not possible.
@@ -91,7 +97,7 @@ def replay_pipeline(
         settings[table] = _without(settings.get(table, {}), _OF_TABLE)
     settings["assignment"] = _without(settings.get("assignment", {}), _OF_FLEET)
     most = min(original.settings.batch.max_batch_records, MAX_BATCH_RECORDS)
-    changes = _of_range(record) if record.dead_letters is None else _of_dead_letters(most)
+    changes = _of_dead_letters(most) if of_letters else _of_range(record)
     settings["shard_sync"] = _without(settings.get("shard_sync", {}), _OF_POSITION)
     settings["retrieval"] = _without(settings.get("retrieval", {}), _OF_FAN_OUT)
     for group, values in changes.items():
@@ -118,16 +124,9 @@ def _of_range(record: ReplayRecord) -> dict[str, dict[str, Any]]:
 
 
 def _of_dead_letters(batch_records: int) -> dict[str, dict[str, Any]]:
-    """Return the settings that read dead letters, and let each of them fail again."""
+    """Return the settings that let each dead letter fail again. This process has the records."""
     return {
-        "shard_sync": {"initial_position_in_stream": "TRIM_HORIZON"},
-        # This process has the records, and they were de-aggregated before they failed.
-        "retrieval": {
-            "arrived_from": None,
-            "arrived_before": None,
-            "fetch_on": "driver",
-            "skip_kpl_deaggregation": True,
-        },
+        "retrieval": {"arrived_from": None, "arrived_before": None, "fetch_on": "driver"},
         # A record that fails again becomes a dead letter again, also if all of them fail.
         "batch": {
             "max_batch_records": batch_records,

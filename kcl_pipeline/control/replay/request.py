@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kcl_pipeline.control.seek.target import duration_seconds
+from kcl_pipeline.control.seek import duration_seconds
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.leases.application.replay_record import ReplayRecord
 from kcl_pipeline.leases.attributes import MAX_MILLIS
@@ -20,7 +20,7 @@ _FORMS: Final = "write a time such as 2026-11-23T09:00:00Z, or a time before now
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """The options of a replay. Only the id is needed to continue one.
+    """The options of a replay. Only the id is needed to continue one of a time range.
 
     Attributes:
         replay_id: Identity of the replay. None: a new one is drawn.
@@ -50,17 +50,16 @@ class ReplayRequest:
         if self.into is not None and self.in_place:
             raise SettingsError("--into and --in-place are both given; write one of them")
 
-    def record(self, now_seconds: float, version: int | None = None) -> ReplayRecord:
+    def record(self, now_seconds: float) -> ReplayRecord:
         """Return the record of a new replay.
 
         Args:
             now_seconds: Current time in epoch seconds.
-            version: Version of the dead-letter table. None: the streams are replayed.
 
         Raises:
             SettingsError: An option is missing or wrong.
         """
-        if self.begin is None and version is None:
+        if self.begin is None and not self.dead_letters:
             raise SettingsError(f"--from is missing; {_FORMS}")
         if self.into is None and not self.in_place:
             raise SettingsError(
@@ -69,12 +68,12 @@ class ReplayRequest:
             )
         begin = 0 if self.begin is None else _millis("--from", self.begin, now_seconds)
         # A clock of a worker may be ahead of this one: without --to, no dead letter is left out
-        end = int(now_seconds * 1000) if version is None else MAX_MILLIS
+        end = MAX_MILLIS if self.dead_letters else int(now_seconds * 1000)
         if self.end is not None:
             end = _millis("--to", self.end, now_seconds)
         if begin >= end:
             raise SettingsError(f"--from {self.begin} is not before --to {self.end or 'now'}")
-        return ReplayRecord(begin, end, self.into, self.only_stream, dead_letters=version)
+        return ReplayRecord(begin, end, self.into, self.only_stream)
 
     def check(self, record: ReplayRecord, now_seconds: float) -> None:
         """Check that the options fit the replay that is continued.
@@ -92,7 +91,6 @@ class ReplayRequest:
                 ("--into", self.into, record.into),
                 ("--in-place", self.in_place or None, record.into is None),
                 ("--only-stream", self.only_stream, record.only_stream),
-                ("--dead-letters", self.dead_letters or None, record.dead_letters is not None),
             )
             if given is not None and given != expected
         ]

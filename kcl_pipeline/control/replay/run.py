@@ -1,9 +1,9 @@
-"""Replay a time range, or dead letters: plan it, run it, and delete its tables at its end.
+"""Replay a time range: plan it, run it, and delete its tables at its end.
 
 A replay is a KCL application of its own. Its leases and batch numbers, and so the application
 transactions in the Delta log, have its name. So each record of the range lands exactly once per
-replay, also if the replay was killed and is continued with its id. The tables of the pipeline are
-not written, except that a replay of dead letters in place marks them as replayed.
+replay, also if the replay was killed and is continued with its id. The DynamoDB tables of the
+pipeline are not written.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from kcl_pipeline.aws import delete_tables, open_kinesis, open_tables
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.control.application import ApplicationControl, is_held
-from kcl_pipeline.control.replay.dead_letters import STREAM
-from kcl_pipeline.control.replay.letters import PlannedLetters, StoredLetters
 from kcl_pipeline.control.replay.pipeline import ReplayPipeline, replay_pipeline
 from kcl_pipeline.control.sinks import position_sink
 from kcl_pipeline.errors import ApplicationInUseError, NotFoundError, SettingsError
@@ -53,7 +51,6 @@ class ReplayPlan:
         streams: Names or ARNs of the streams.
         is_continued: Whether it was begun before.
         table: Address of the table. None: a function as the sink chooses it.
-        letters: The dead letters. None: records of the streams are replayed.
     """
 
     replay_id: str
@@ -62,7 +59,6 @@ class ReplayPlan:
     streams: tuple[str, ...]
     is_continued: bool
     table: str | None
-    letters: PlannedLetters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,6 @@ class Replayed:
         is_complete: Whether all records of the range are in the table, and the tables of the replay
             are deleted.
         error: Why it is not complete. None: it is, or it was stopped.
-        marked: How many rows of the dead-letter table this replay has marked. None: it marks none.
     """
 
     plan: ReplayPlan
@@ -84,7 +79,6 @@ class Replayed:
     total: WorkerProgress | None
     is_complete: bool
     error: str | None = None
-    marked: int | None = None
 
 
 class Replaying:
@@ -106,7 +100,6 @@ class Replaying:
         self._pipeline = pipeline
         self._clients = clients
         self._clock = app.clock
-        self._letters = StoredLetters(pipeline)
 
     def plan(self, request: ReplayRequest) -> ReplayPlan:
         """Return the replay that the options mean. Writes nothing.
@@ -114,7 +107,6 @@ class Replaying:
         Raises:
             SettingsError: An option is missing or wrong, or the replay has ended.
             AwsError: The tables cannot be read.
-            SinkError: The dead-letter table cannot be read.
         """
         replay_id = request.replay_id or uuid4().hex[:8]
         name = f"{self._app.name}-replay-{replay_id}"
@@ -122,24 +114,16 @@ class Replaying:
         found = None if request.replay_id is None else self._recorded(name)
         if found is not None:
             request.check(found, now)
-        version = self._letters.newest_version() if found is None and request.dead_letters else None
-        record = found or request.record(now, version)
-        is_of_letters = record.dead_letters is not None
-        streams = (STREAM,) if is_of_letters else self._streams(record.only_stream)
+        record = found or request.record(now)
+        streams = self._streams(record.only_stream)
         plan = ReplayPlan(replay_id, name, record, streams, found is not None, None)
         sink = self._derived(plan).sink
         if found is None:
             self._refuse_ended(plan, sink)
-        letters = self._letters.planned(record) if is_of_letters else None
-        return replace(plan, table=getattr(sink, "uri", None), letters=letters)
+        return replace(plan, table=getattr(sink, "uri", None))
 
     def shards(self, plan: ReplayPlan) -> dict[str, int]:
-        """Return how many shards of each stream were open at the begin of the range.
-
-        Of dead letters: how many shards of each stream the records came from.
-        """
-        if plan.letters is not None:
-            return dict(plan.letters.streams)
+        """Return how many shards of each stream were open at the begin of the range."""
         settings = self._derived(plan).settings
         kinesis = open_kinesis(settings, self._clients(settings), self._clock)
         streams = [
@@ -198,14 +182,14 @@ class Replaying:
         progress_seconds: float,
     ) -> Replayed:
         clock = self._clock
-        clients = self._letters.reading(plan.record, self._clients(derived.settings), events)
+        clients = self._clients(derived.settings)
         worker_id = f"replay-{uuid4().hex[:8]}"
         tables = open_tables(derived.settings, clients, clock)
         try:
             derived.ensure_tables(clients=clients, clock=clock, events=events, stop=stop)
             record = self._begin(tables, plan, worker_id)
             if record.complete or self._has_ended(plan, derived.sink):
-                return self._end(plan, derived, tables, None, events, stop)
+                return self._end(plan, derived, tables, None)
             self._settle(record, stop)
             worker = derived.build_worker(
                 worker_id,
@@ -229,10 +213,7 @@ class Replaying:
                 open_end,
                 error="another process still runs this replay, or was killed; continue it later",
             )
-        try:
-            return self._end(plan, derived, tables, summary.total, events, stop)
-        except StoppedWhileRetryingError:
-            return replace(open_end, reason=StopReason.STOPPED)
+        return self._end(plan, derived, tables, summary.total)
 
     def _begin(self, tables: Tables, plan: ReplayPlan, worker_id: str) -> ReplayRecord:
         """Record what is replayed, so that a later run continues with the same range."""
@@ -242,7 +223,7 @@ class Replaying:
             if tables.coordinator.put_replay(plan.record, replacing=None):
                 return plan.record
             found = tables.coordinator.read_replay()
-        if found is None or _range(found) != _range(plan.record):
+        if found is None or replace(found, complete=False) != replace(plan.record, complete=False):
             raise ApplicationInUseError(
                 f"another process begins or ends the replay {plan.replay_id!r} at this moment; "
                 "try again"
@@ -251,8 +232,6 @@ class Replaying:
 
     def _settle(self, record: ReplayRecord, stop: StopSignal) -> None:
         """Wait until the last records of the range can be read."""
-        if record.dead_letters is not None:
-            return
         left = record.to_millis / 1000 + SETTLE_SECONDS - self._clock.wall()
         if left > 0:
             stop.wait(min(left, SETTLE_SECONDS))
@@ -263,18 +242,12 @@ class Replaying:
         derived: ReplayPipeline,
         tables: Tables,
         total: WorkerProgress | None,
-        events: EventSink,
-        stop: StopSignal,
     ) -> Replayed:
-        """Mark the dead letters, note the end where a later run finds it, then delete the tables.
+        """Note the end where a later run finds it, then delete the tables.
 
         In this order a run that was killed in between is continued by the deletion, and never
-        begins again. Marking again changes nothing.
+        begins again.
         """
-        marked = None
-        if plan.letters is not None and plan.record.into is None:
-            time = self._marking_time(plan, tables)
-            marked = self._letters.mark(plan.record, time, self._clock, events, stop)
         found = tables.coordinator.read_replay()
         if found is not None and not found.complete:
             tables.coordinator.put_replay(replace(found, complete=True), replacing=found)
@@ -287,24 +260,7 @@ class Replaying:
             settings.coordinator_state_table_name,
         )
         delete_tables(self._clients(settings), names)
-        return Replayed(plan, StopReason.DRAINED, total, is_complete=True, marked=marked)
-
-    def _marking_time(self, plan: ReplayPlan, tables: Tables) -> int:
-        """Return the time that marks the dead letters, the same in each run of this replay.
-
-        Raises:
-            ApplicationInUseError: Another process has ended the replay.
-        """
-        found = tables.coordinator.read_replay()
-        if found is not None and found.marked_millis is None:
-            wanted = replace(found, marked_millis=int(self._clock.wall() * 1000))
-            tables.coordinator.put_replay(wanted, replacing=found)
-            found = tables.coordinator.read_replay()
-        if found is None or found.marked_millis is None:
-            raise ApplicationInUseError(
-                f"another process ends the replay {plan.replay_id!r} at this moment; try again"
-            )
-        return found.marked_millis
+        return Replayed(plan, StopReason.DRAINED, total, is_complete=True)
 
     def _refuse_ended(self, plan: ReplayPlan, sink: Any) -> None:
         """Refuse the id of a replay that has ended: its records are in this table already."""
@@ -359,8 +315,3 @@ class Replaying:
                 else f"no streams are recorded for the application {self._app.name!r}"
             )
         return found
-
-
-def _range(record: ReplayRecord) -> ReplayRecord:
-    """Return the part of a record that does not change during the replay."""
-    return replace(record, complete=False, marked_millis=None)

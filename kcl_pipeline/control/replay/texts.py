@@ -11,49 +11,46 @@ from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import StopReason
 
 if TYPE_CHECKING:
-    from kcl_pipeline.control.replay.letters import PlannedLetters
+    from kcl_pipeline.control.replay.letters import LettersPlan, LettersReplayed
     from kcl_pipeline.control.replay.run import Replayed, ReplayPlan
-    from kcl_pipeline.leases.application.replay_record import ReplayRecord
+
+DRY_RUN = "dry run: nothing was written"
 
 
 def plan(planned: ReplayPlan, *, dry_run: bool = False) -> list[str]:
-    """What a replay reads and writes."""
+    """What a replay of a time range reads and writes."""
     record = planned.record
-    begun = "continues" if planned.is_continued else "begins"
-    if dry_run:
-        begun = f"would {begun.removesuffix('s')}"
     if record.into is not None:
         where = f"into the side table {record.into}; the table of the pipeline is not written"
     elif planned.table is None:
         where = "by the function of the pipeline, at least once; its rows are repeated"
     else:
         where = f"into {planned.table}, the table of the pipeline, where its rows are repeated"
-    first = f"the replay {planned.replay_id} {begun}: application {planned.name}"
-    if planned.letters is not None:
-        return [first, *_letters(planned, planned.letters)]
     begin, end = (one.isoformat(timespec="milliseconds") for one in (record.begin, record.end))
     return [
-        first,
+        f"the replay {planned.replay_id} {_begins(planned, dry_run)}: application {planned.name}",
         f"records of {', '.join(planned.streams)} that arrived from {begin} to {end} (exclusive)",
         f"each record lands once more {where}",
     ]
 
 
-def _letters(planned: ReplayPlan, letters: PlannedLetters) -> list[str]:
+def letters(planned: LettersPlan, *, dry_run: bool = False) -> list[str]:
     """What a replay of dead letters reads and writes."""
-    record, times = planned.record, _times(planned.record)
+    record, found = planned.record, planned.letters
+    begin, end = _times(planned)
     which = "".join(
-        f" {word} {time}"
-        for word, time in (("from", times[0]), ("before", times[1]))
-        if time is not None
+        f" {word} {time}" for word, time in (("from", begin), ("before", end)) if time is not None
     )
     of = f" of the stream {record.only_stream}" if record.only_stream is not None else ""
     lines = [
+        f"the replay {planned.replay_id} {_begins(planned, dry_run)}",
         (
-            f"{counted(letters.records, 'dead letter')}{of} in {letters.table} not marked as "
+            f"{counted(found.records, 'dead letter')}{of} in {found.root} not marked as "
             f"replayed{', which failed' if which else ''}{which}"
-        )
+        ),
     ]
+    if planned.is_continued:
+        lines.append(f"{planned.landed} of {len(planned.chunks)} chunks have landed before")
     if record.into is not None:
         lines.append(
             f"each record lands once in the side table {record.into}; the table of the pipeline is "
@@ -69,49 +66,53 @@ def _letters(planned: ReplayPlan, letters: PlannedLetters) -> list[str]:
             f"each record lands once in {planned.table}, the table of the pipeline; then the dead "
             "letters are marked as replayed"
         )
-    if letters.unreadable:
+    if found.unreadable:
         lines.append(
-            f"{counted(letters.unreadable, 'row')} cannot be replayed: a column of the record is "
-            f"null, or its position is wrong; one of them has {letters.example}"
+            f"{counted(found.unreadable, 'row')} cannot be replayed: a column of the record is "
+            f"null, or its position is wrong; one of them has {found.example}"
         )
     return lines
 
 
-def _times(record: ReplayRecord) -> tuple[str | None, str | None]:
-    """Return the begin and the end; None where dead letters have no limit."""
-    is_of_letters = record.dead_letters is not None
+def _begins(planned: ReplayPlan | LettersPlan, dry_run: bool) -> str:
+    verb = "continue" if planned.is_continued else "begin"
+    return f"would {verb}" if dry_run else f"{verb}s"
+
+
+def _times(planned: LettersPlan) -> tuple[str | None, str | None]:
+    """Return the begin and the end; None where there is no limit."""
+    record = planned.record
     begin, end = (one.isoformat(timespec="milliseconds") for one in (record.begin, record.end))
-    return (
-        None if is_of_letters and record.from_millis == 0 else begin,
-        None if is_of_letters and record.to_millis == MAX_MILLIS else end,
-    )
+    return begin if record.from_millis else None, end if record.to_millis < MAX_MILLIS else None
 
 
 def dry_run(planned: ReplayPlan, shards: Mapping[str, int]) -> list[str]:
-    """What a replay would do."""
-    when = "at the begin of the range" if planned.letters is None else "with dead letters"
+    """What a replay of a time range would do."""
     counts = "; ".join(
-        f"{name}: {counted(number, 'shard')} {when}" for name, number in shards.items()
+        f"{name}: {counted(number, 'shard')} at the begin of the range"
+        for name, number in shards.items()
     )
-    return [*plan(planned, dry_run=True), *filter(None, [counts]), "dry run: nothing was written"]
+    return [*plan(planned, dry_run=True), *filter(None, [counts]), DRY_RUN]
+
+
+def letters_dry_run(planned: LettersPlan) -> list[str]:
+    """What a replay of dead letters would do."""
+    counts = "; ".join(
+        f"{name}: {counted(number, 'shard')} with dead letters"
+        for name, number in planned.letters.streams.items()
+    )
+    return [*letters(planned, dry_run=True), *filter(None, [counts]), DRY_RUN]
 
 
 def replayed(done: Replayed) -> list[str]:
-    """What a run of a replay has achieved."""
+    """What a run of a replay of a time range has achieved."""
     name, total = done.plan.replay_id, done.total
     lines = []
-    if total is not None and done.plan.letters is not None:
-        lines.append(
-            f"{counted(total.records, 'record')} replayed, {counted(total.rows_written, 'row')} "
-            f"written and {counted(total.dead_letters, 'record')} failed again in this run"
-        )
-    elif total is not None:
+    if total is not None:
         lines.append(
             f"{total.records:,} records, {total.rows_written:,} rows and {total.dead_letters:,} "
             "dead letters in this run"
         )
-    if done.marked is not None:
-        lines.append(f"{counted(done.marked, 'dead letter')} marked as replayed")
     if done.is_complete:
         lines.append(f"the replay {name} is complete; its DynamoDB tables are deleted")
         return lines
@@ -121,26 +122,59 @@ def replayed(done: Replayed) -> list[str]:
     return lines
 
 
+def letters_replayed(done: LettersReplayed) -> list[str]:
+    """What a run of a replay of dead letters has achieved."""
+    name = done.plan.replay_id
+    counts = (
+        f"{counted(done.records, 'record')} replayed, {counted(done.rows, 'row')} written and "
+        f"{counted(done.failed, 'record')} failed again in this run"
+    )
+    lines = [counts]
+    if done.marked is not None:
+        lines.append(f"{counted(done.marked, 'dead letter')} marked as replayed")
+    if done.is_complete:
+        return [*lines, f"the replay {name} is complete"]
+    return [
+        *lines,
+        f"the replay {name} is not complete: {done.error}",
+        f"continue it with the same options and the id {name}; nothing lands twice",
+    ]
+
+
 def plan_as_dict(planned: ReplayPlan) -> dict[str, Any]:
-    """A replay for JSON output."""
-    record, letters = planned.record, planned.letters
-    begin, end = _times(record)
+    """A replay of a time range for JSON output."""
+    record = planned.record
     return {
         "replay_id": planned.replay_id,
         "application": planned.name,
-        "streams": list(planned.streams if letters is None else letters.streams),
+        "streams": list(planned.streams),
+        "from": record.begin.isoformat(timespec="milliseconds"),
+        "to": record.end.isoformat(timespec="milliseconds"),
+        "into": record.into,
+        "in_place": record.into is None,
+        "is_continued": planned.is_continued,
+        "dead_letters": None,
+    }
+
+
+def letters_as_dict(planned: LettersPlan) -> dict[str, Any]:
+    """A replay of dead letters for JSON output."""
+    record, found = planned.record, planned.letters
+    begin, end = _times(planned)
+    return {
+        "replay_id": planned.replay_id,
+        "application": planned.name,
+        "streams": list(found.streams),
         "from": begin,
         "to": end,
         "into": record.into,
         "in_place": record.into is None,
         "is_continued": planned.is_continued,
-        "dead_letters": None
-        if letters is None
-        else {
-            "table": letters.table,
-            "version": record.dead_letters,
-            "records": letters.records,
-            "unreadable": letters.unreadable,
+        "dead_letters": {
+            "table": found.root,
+            "version": found.version,
+            "records": found.records,
+            "unreadable": found.unreadable,
         },
     }
 
@@ -160,6 +194,19 @@ def replayed_as_dict(done: Replayed) -> dict[str, Any]:
         "reason": str(done.reason),
         "is_complete": done.is_complete,
         "error": done.error,
-        "marked": done.marked,
+        "marked": None,
         "run": {name: total.get(name) for name in counters},
+    }
+
+
+def letters_replayed_as_dict(done: LettersReplayed) -> dict[str, Any]:
+    """The result of a run for JSON output."""
+    counters = {"records": done.records, "rows_written": done.rows, "dead_letters": done.failed}
+    return {
+        "dry_run": False,
+        **letters_as_dict(done.plan),
+        "is_complete": done.is_complete,
+        "error": done.error,
+        "marked": done.marked,
+        "run": counters,
     }

@@ -128,6 +128,8 @@ class DeadLetterRecords:
         page_records: About the largest number of records of a page.
 
     Attributes:
+        version: Version of the table, or `NO_TABLE`.
+        page_records: About the largest number of records of a page.
         shards: The shards; none if there are no records.
         records: Number of records.
         streams: By stream, the number of its shards that have records.
@@ -151,7 +153,7 @@ class DeadLetterRecords:
         self.version = version
         self._options = storage_options
         self._condition = selection.condition()
-        self._page_records = min(page_records, MAX_PAGE_RECORDS)
+        self.page_records = min(page_records, MAX_PAGE_RECORDS)
         self._lock = threading.Lock()
         self._table: DeltaTable | None = None
         self.shards: tuple[DeadLetterShard, ...] = ()
@@ -171,6 +173,26 @@ class DeadLetterRecords:
         Raises:
             SinkError: The table cannot be read.
         """
+        found = _records(self._rows(shard, page, _RECORD), shard.layer, shard.layer + 1)
+        if found.num_rows != page.records:
+            raise SinkError(
+                f"the version {self.version} of {self.root} has {found.num_rows} dead letters from "
+                f"{page.first} to {page.last}, not the {page.records} that were found before"
+            )
+        table = found.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+        return pa.table(table.combine_chunks()) if table.num_rows else NO_RECORDS
+
+    def named(self, shard: DeadLetterShard, page: DeadLetterPage) -> pa.Table:
+        """Return the rows of the records of a page, also the repeated ones, by the columns `NAMED`.
+
+        Raises:
+            SinkError: The table cannot be read.
+        """
+        rows = self._rows(shard, page, ", ".join(NAMED[:5]))
+        return rows.filter(pa.array(_layers(rows)[1] == shard.layer)).select(NAMED)
+
+    def _rows(self, shard: DeadLetterShard, page: DeadLetterPage, columns: str) -> pa.Table:
+        """Return the rows between the numbers of a page, of all layers, in their order."""
         origins = " or ".join(
             f"(stream = {sql_text(stream)} and shard_id = {sql_text(shard_id)})"
             for stream, shard_id in shard.origins
@@ -186,28 +208,10 @@ class DeadLetterRecords:
             # files without such numbers are not read
             between = f"{number} >= {first} and {number} <= {last} and {between}"
         rows = self._query(
-            f"{_RECORD}, failed_at, batch_id, lease_key",
+            f"{columns}, failed_at, batch_id, lease_key",
             f"{self._condition} and {_VALID} and ({origins}) and {between}",
         )
-        rows = rows.append_column("bucket", pa.array(np.zeros(rows.num_rows, np.int64)))
-        found = _records(_sorted(rows), shard.layer, shard.layer + 1)
-        if found.num_rows != page.records:
-            raise SinkError(
-                f"the version {self.version} of {self.root} has {found.num_rows} dead letters from "
-                f"{page.first} to {page.last}, not the {page.records} that were found before"
-            )
-        table = found.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
-        return pa.table(table.combine_chunks()) if table.num_rows else NO_RECORDS
-
-    def named(self) -> pa.Table:
-        """Return the rows of all records, also the repeated ones, by the columns `NAMED`.
-
-        Raises:
-            SinkError: The table cannot be read.
-        """
-        if self._table is None:
-            return _schema(NAMED).empty_table()
-        return self._indexed()[0].select(NAMED)
+        return _sorted(rows.append_column("bucket", pa.array(np.zeros(rows.num_rows, np.int64))))
 
     def _arrange(self) -> None:
         rows, invalid, origins = self._indexed()
@@ -265,7 +269,7 @@ class DeadLetterRecords:
         start = 0
         while start < rows:
             fits = int(np.searchsorted(sizes, sizes[start] + MAX_PAGE_BYTES, side="right")) - 1
-            wanted = min(fits, start + self._page_records)
+            wanted = min(fits, start + self.page_records)
             # the last cut that fits, or else the next one
             cut = int(cuts[np.searchsorted(cuts, wanted, side="right") - 1])
             if cut <= start:

@@ -19,13 +19,12 @@ MAX_TEXT: Final = 20_000
 """Largest number of characters of the attribute."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4_096)]
-_Version = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
 _Millis = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecord:
-    """A replay of a time range of the streams, or of dead letters.
+    """A replay of a time range of the streams, or which dead letters one replays.
 
     The times are those at which the records arrived; of dead letters, at which they failed.
 
@@ -35,10 +34,6 @@ class ReplayRecord:
         into: Address of the side table. None: the table of the pipeline.
         only_stream: Name or ARN of the only stream. None: all streams.
         complete: Whether all records of the range are in the table.
-        dead_letters: Version of the dead-letter table whose records are replayed; -1 if there was
-            no table. None: records of the streams are replayed.
-        marked_millis: The time that marks the dead letters as replayed, epoch milliseconds. None:
-            they are not marked yet, or not at all.
     """
 
     from_millis: _Millis
@@ -46,8 +41,6 @@ class ReplayRecord:
     into: _Text | None = None
     only_stream: _Text | None = None
     complete: bool = False
-    dead_letters: _Version | None = None
-    marked_millis: _Millis | None = None
 
     @property
     def begin(self) -> datetime:

@@ -1,5 +1,6 @@
 """Configure the three tables of an application as Dagster resources."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import dagster as dg
@@ -20,29 +21,30 @@ class ApplicationResource(CheckedFields, dg.ConfigurableResource[Any]):
 
     aws: dg.ResourceDependency[AwsResource]
     application_name: str = Field(
-        description="The KCL application name. The tables are named after it, unless a setting "
-        "names them"
+        description="The KCL application name. The tables are named after it"
     )
-    streams: list[str] = Field(
-        description="Names or ARNs of the streams that the application reads"
+    lease_table_name: str | None = Field(
+        default=None, description="Name of the lease table, if a setting names it"
     )
-    overrides: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Settings that differ from their default, by section, for example "
-        '{"lease_table": {"table_name": "orders-leases"}}',
+    worker_metrics_table_name: str | None = Field(
+        default=None, description="Name of the worker-metrics table, if a setting names it"
+    )
+    coordinator_state_table_name: str | None = Field(
+        default=None, description="Name of the coordinator-state table, if a setting names it"
+    )
+    settings_json: str | None = Field(
+        default=None,
+        description="All settings of the application as JSON, with time-outs and table names. "
+        "KinesisPipeline.definitions writes it; leave it out",
     )
 
     @classmethod
     def of(cls, settings: ConsumerSettings, aws: AwsResource) -> Self:
         """Build the resource for an application with these settings."""
-        overrides = settings.model_dump(
-            mode="json", exclude_defaults=True, exclude={"application_name", "streams"}
-        )
         return cls(
             aws=aws,
             application_name=settings.application_name,
-            streams=list(settings.streams),
-            overrides=overrides,
+            settings_json=settings.model_dump_json(exclude_defaults=True),
         )
 
     def settings(self) -> ConsumerSettings:
@@ -51,12 +53,17 @@ class ApplicationResource(CheckedFields, dg.ConfigurableResource[Any]):
         Raises:
             errors.SettingsError: A setting is wrong.
         """
-        given = {
-            **self.overrides,
+        given: Mapping[str, Any] = {
             "application_name": self.application_name,
-            "streams": tuple(self.streams),
+            "selects_streams": True,
+            "streams": (),
+            "lease_table": {"table_name": self.lease_table_name},
+            "worker_metrics_table": {"table_name": self.worker_metrics_table_name},
+            "coordinator_state_table": {"table_name": self.coordinator_state_table_name},
         }
         try:
+            if self.settings_json is not None:
+                return ConsumerSettings.model_validate_json(self.settings_json)
             return ConsumerSettings.model_validate(given)
         except ValidationError as error:
             refuse_settings(error, ConsumerSettings)
@@ -67,7 +74,16 @@ class ApplicationResource(CheckedFields, dg.ConfigurableResource[Any]):
 
 
 class LeaseTableResource(ApplicationResource):
-    """The lease table: one row per shard, with its owner and checkpoint."""
+    """The lease table: one row per shard, with its owner and checkpoint.
+
+    Example:
+        >>> import dagster as dg
+        >>> from kcl_pipeline import AwsResource, LeaseTableResource
+        >>> @dg.op
+        ... def count_leases(leases: LeaseTableResource) -> int:
+        ...     return len(leases.table().list_leases().leases)
+        >>> leases = LeaseTableResource(aws=AwsResource(), application_name="orders")
+    """
 
     def table(self) -> LeaseTable:
         """Return the table object, without a call to AWS."""
@@ -75,7 +91,16 @@ class LeaseTableResource(ApplicationResource):
 
 
 class WorkerMetricsTableResource(ApplicationResource):
-    """The worker-metrics table: one row per worker, with its recent CPU averages."""
+    """The worker-metrics table: one row per worker, with its recent CPU averages.
+
+    Example:
+        >>> import dagster as dg
+        >>> from kcl_pipeline import AwsResource, WorkerMetricsTableResource
+        >>> @dg.op
+        ... def name_workers(workers: WorkerMetricsTableResource) -> list[str]:
+        ...     return [one.worker_id for one in workers.table().scan_workers().workers]
+        >>> workers = WorkerMetricsTableResource(aws=AwsResource(), application_name="orders")
+    """
 
     def table(self) -> WorkerMetricsTable:
         """Return the table object, without a call to AWS."""
@@ -83,7 +108,16 @@ class WorkerMetricsTableResource(ApplicationResource):
 
 
 class CoordinatorStateTableResource(ApplicationResource):
-    """The coordinator-state table: the leader's lock and the client version."""
+    """The coordinator-state table: the leader's lock and the client version.
+
+    Example:
+        >>> import dagster as dg
+        >>> from kcl_pipeline import AwsResource, CoordinatorStateTableResource
+        >>> @dg.op
+        ... def is_paused(state: CoordinatorStateTableResource) -> bool:
+        ...     return state.table().read_control().pause is not None
+        >>> state = CoordinatorStateTableResource(aws=AwsResource(), application_name="orders")
+    """
 
     def table(self) -> CoordinatorStateTable:
         """Return the table object, without a call to AWS."""

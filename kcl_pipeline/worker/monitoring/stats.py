@@ -18,7 +18,7 @@ from kcl_pipeline.leases.state.worker_status import WorkerTotals
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.worker.commit import Committed
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.splitting import SplitBatch
+from kcl_pipeline.worker.failures.isolation import SplitBatch
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 from kcl_pipeline.worker.summary import WorkerProgress

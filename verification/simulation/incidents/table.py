@@ -12,8 +12,7 @@ from random import Random
 from typing import Final
 
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.seek.run import Seeking
-from kcl_pipeline.control.seek.target import SeekTarget
+from kcl_pipeline.control.seek import Seeking, SeekTarget
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import InMemorySink

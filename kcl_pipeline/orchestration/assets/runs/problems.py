@@ -14,6 +14,7 @@ from kcl_pipeline.orchestration.assets.runs.runs import (
     recent_runs,
     runs_of_version,
 )
+from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, printable
 
 EARLY_FAILURE_SECONDS: Final = 60.0
@@ -42,7 +43,7 @@ def early_failures(
     return tuple(failures)
 
 
-def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> str | None:
+def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> RunProblem | None:
     """Say that workers keep failing soon after their start. None: they do not.
 
     Args:
@@ -53,10 +54,15 @@ def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> str 
     failures = early_failures(recent, now)
     if len(failures) < max(desired, 1):
         return None
-    return f"the last {counted(len(failures), 'worker run')} failed within a minute of the start"
+    return RunProblem(
+        "runs_failing",
+        f"the last {counted(len(failures), 'worker run')} failed within a minute of the start",
+    )
 
 
-def silent_runs(active: Sequence[RunView], living: Collection[str], now: float) -> str | None:
+def silent_runs(
+    active: Sequence[RunView], living: Collection[str], now: float
+) -> RunProblem | None:
     """Say that started runs have no worker that reports. None: all report, or are new.
 
     Dagster does not notice that the host of a run is gone; the leader sensor closes such runs.
@@ -77,9 +83,10 @@ def silent_runs(active: Sequence[RunView], living: Collection[str], now: float) 
     ]
     if not silent:
         return None
-    return (
+    return RunProblem(
+        "runs_silent",
         f"the workers of {counted(len(silent), 'run')} do not report; the first is "
-        f"{printable(min(silent))}"
+        f"{printable(min(silent))}",
     )
 
 

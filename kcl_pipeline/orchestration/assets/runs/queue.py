@@ -6,6 +6,7 @@ from typing import Any, Final
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from kcl_pipeline.orchestration.assets.runs.runs import RunView
+from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, duration_text, printable
 
 QUEUED_LONG_SECONDS: Final = 60.0
@@ -34,7 +35,7 @@ def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
 
 def queue_problem(
     active: Sequence[RunView], instance: DagsterInstance, tags: Mapping[str, str], now: float
-) -> str | None:
+) -> RunProblem | None:
     """Say that runs wait in the queue for long, and which limit keeps them there.
 
     Args:
@@ -52,9 +53,10 @@ def queue_problem(
     seconds = now - waiting[0].created
     verb = "has" if len(waiting) == 1 else "have"
     reason = " and ".join(reached_limits(instance, tags)) or _NO_LIMIT_REACHED
-    return (
+    return RunProblem(
+        "runs_queued",
         f"{counted(len(waiting), 'worker run')} {verb} been queued for up to "
-        f"{duration_text(seconds)}: {reason}"
+        f"{duration_text(seconds)}: {reason}",
     )
 
 

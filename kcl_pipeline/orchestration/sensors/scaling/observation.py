@@ -48,6 +48,7 @@ from kcl_pipeline.orchestration.sensors.scaling.replacement import (
     replace,
 )
 from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
+from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted
 
 HOUR_SECONDS: Final = 3_600.0
@@ -167,7 +168,9 @@ def scale(
     problems = (
         queue_problem(runs, instance, {**fleet.run_tags, **names.worker_run_tags}, now),
         failure_problem(own, decision.memory.desired, now),
-        None if stopped is None else stopped.sentence(REPLAY_COMMAND),
+        None
+        if stopped is None
+        else RunProblem("replacement_stopped", stopped.sentence(REPLAY_COMMAND)),
     )
     changes: dict[str, object] = {"failed": step.failed}
     if step.start is not None:

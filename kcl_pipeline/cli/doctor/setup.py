@@ -1,28 +1,120 @@
-"""Check the permissions of a worker and a leader: try every API action without a change.
+"""Check the set-up: Java, the tables, every permission of a worker and a leader, and the metrics.
 
-Writes have a condition that no row can fulfil (the key exists and does not exist). AWS checks the
-permission first and then rejects the condition.
+Every action is tried without a change. Writes have a condition that no row can fulfil (the key
+exists and does not exist). AWS checks the permission first and then rejects the condition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from kcl_pipeline.cli.doctor.finding import ok, problem, unknown
-from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundError
+from kcl_pipeline.aws import AwsClients
+from kcl_pipeline.aws_errors import aws_errors
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import (
+    AccessDeniedError,
+    AwsError,
+    InvalidRequestError,
+    KclError,
+    NotFoundError,
+    SettingsError,
+)
+from kcl_pipeline.extras import MODULES, is_installed
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
 from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
 from kcl_pipeline.leases.layout.layout import TableUse
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.status.findings import Finding
+from kcl_pipeline.spark.java import require_java, require_user_name
+from kcl_pipeline.status.findings import Finding, FindingLevel
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
+
+def ok(subject: str, text: str) -> Finding:
+    """The check passed."""
+    return Finding(None, subject, FindingLevel.OK, text)
+
+
+def warning(subject: str, text: str, advice: str) -> Finding:
+    """The state may be intended."""
+    return Finding(None, subject, FindingLevel.WARNING, text, advice)
+
+
+def problem(subject: str, text: str, advice: str) -> Finding:
+    """Records are not processed correctly until the advice is followed."""
+    return Finding(None, subject, FindingLevel.PROBLEM, text, advice)
+
+
+def unknown(subject: str, text: str) -> Finding:
+    """The check was skipped."""
+    return Finding(None, subject, FindingLevel.UNKNOWN, text)
+
+
+def check_java(*, needed: bool, require: Callable[[], int] = require_java) -> Finding:
+    """Check the Java version and the name of the user, which only the Spark path needs."""
+    try:
+        version = require()
+        require_user_name()
+        return ok("java", f"Java {version}")
+    except SettingsError as error:
+        text, _, advice = str(error).partition(": ")
+        return (problem if needed else warning)("java", text, advice)
+
+
+def check_table(
+    client: DynamoDBClient, table: str, key_name: str, *, has_index: bool
+) -> tuple[Finding, bool]:
+    """Check that a table exists and has the expected key and index.
+
+    Returns:
+        The finding, and whether the table can be used.
+    """
+    subject = f"table {table}"
+    try:
+        found: Mapping[str, Any] = call(
+            client.describe_table, "DescribeTable", table, TableName=table
+        )["Table"]
+    except NotFoundError:
+        text = (
+            "does not exist yet; permissions were not checked; the first worker creates it, and "
+            "also needs dynamodb:CreateTable and dynamodb:UpdateTable"
+        )
+        return unknown(subject, text), False
+    except KclError as error:
+        return problem(
+            subject,
+            str(error),
+            "allow dynamodb:DescribeTable, and check AWS_ENDPOINT_URL and the network",
+        ), False
+    keys = [(k["AttributeName"], k["KeyType"]) for k in found["KeySchema"]]
+    if keys != [(key_name, "HASH")]:
+        return problem(
+            subject,
+            f"has the key {keys} instead of {key_name}",
+            "choose another application name, or another table name in the settings",
+        ), False
+    if found["TableStatus"] not in {"ACTIVE", "UPDATING"}:
+        return problem(subject, f"is {found['TableStatus']}", "wait until it is ACTIVE"), False
+    indexes = {
+        i["IndexName"]: i.get("IndexStatus") for i in found.get("GlobalSecondaryIndexes", [])
+    }
+    if has_index and indexes.get(OWNER_INDEX.name) != "ACTIVE":
+        state = indexes.get(OWNER_INDEX.name, "missing")
+        return problem(
+            subject,
+            f"its index {OWNER_INDEX.name} is {state}",
+            "start a worker, which creates the index, or wait until the index is ACTIVE",
+        ), False
+    return ok(
+        subject, f"{found['TableStatus']}, key {key_name}{', with its index' if has_index else ''}"
+    ), True
 
 
 NO_SUCH_KEY: Final = "kcl-pipeline-doctor"
@@ -216,3 +308,50 @@ def stream_findings(
         )
         return stream
     return None
+
+
+ACTION: Final = "cloudwatch:PutMetricData"
+
+
+def check_metrics(settings: ConsumerSettings, clients: AwsClients) -> Iterator[Finding]:
+    """One finding for each backend of `metrics_backends`; nothing is written."""
+    for backend in dict.fromkeys(settings.metrics.metrics_backends):
+        if backend == "cloudwatch":
+            yield _check_cloudwatch(
+                settings.metrics.namespace or settings.application_name, clients
+            )
+        elif backend in MODULES and not is_installed(backend):
+            yield problem(
+                f"metrics {backend}",
+                f"the extra `{backend}` is not installed here: no metric is exported",
+                f"pip install 'kcl-pipeline[{backend}]'",
+            )
+        else:
+            yield ok(f"metrics {backend}", "installed")
+
+
+def _check_cloudwatch(namespace: str, clients: AwsClients) -> Finding:
+    """CloudWatch checks the permission first, and then rejects a value that is not a number."""
+    subject = "metrics cloudwatch"
+    allowed = ok(subject, f"allowed: {ACTION} for the namespace {namespace}")
+    try:
+        with aws_errors("cloudwatch", "PutMetricData", f"namespace {namespace}"):
+            clients.cloudwatch.put_metric_data(
+                Namespace=namespace,
+                MetricData=[{"MetricName": "kcl-pipeline-doctor", "Value": math.nan}],
+            )
+    except InvalidRequestError:
+        return allowed
+    except AccessDeniedError as error:
+        return problem(
+            subject,
+            f"{ACTION} is denied: {error}",
+            f"allow {ACTION} for the namespace {namespace} in the IAM policy of these credentials",
+        )
+    except AwsError as error:
+        return problem(
+            subject,
+            f"{ACTION} fails: {error}",
+            "try again; if it fails again, check the AWS health status and the network",
+        )
+    return allowed

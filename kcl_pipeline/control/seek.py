@@ -1,4 +1,8 @@
-"""Set positions: compute the changes, pause, and write rows and table.
+"""Set the positions of an application by time or position.
+
+1. The wanted position is parsed (`SeekTarget`).
+2. The changes of the leases of a stream are computed, without I/O.
+3. The rows and the table are written (`Seeking`).
 
 A seek writes only while the application is paused and nobody owns the leases. It writes the rows,
 then the table, then the rows again. Every write of a row is conditional on the row as it was read
@@ -9,25 +13,319 @@ of its shard, so nothing that was read before the seek can be committed after it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from datetime import UTC, datetime
+from typing import Final, Literal
 
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
-from kcl_pipeline.control.seek.plan import PositionChange, changes_of_shards, changes_of_stream
-from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
 from kcl_pipeline.leases.application.control import Control
 from kcl_pipeline.leases.application.identity import ApplicationRecord, streams_as_recorded
-from kcl_pipeline.leases.lease.seek import MAX_SEEKS
+from kcl_pipeline.leases.lease.seek import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.planning.shard_sync import creation_order, new_lease
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.sinks.sink import Entry, Positions, Sink, shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
-from kcl_pipeline.text import counted, printable
+from kcl_pipeline.text import counted, in_utc, printable
+
+# -- 1. the wanted position
+
+_AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?(s|min|m|h|d)")
+_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_WRITE: Final = (
+    "write one of --to TRIM_HORIZON, --to LATEST, --to 2026-11-23T09:00:00Z, --ago 10m, and "
+    "--after SEQUENCE_NUMBER"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SeekTarget:
+    """The wanted position.
+
+    Attributes:
+        kind: `AFTER` is a sequence number, which belongs to one shard.
+        position: The checkpoint that means it.
+        millis: The time of AT_TIMESTAMP, in epoch milliseconds.
+    """
+
+    kind: Literal["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "AFTER"]
+    position: Position
+    millis: int | None = None
+
+    @property
+    def time(self) -> datetime | None:
+        """The time of AT_TIMESTAMP."""
+        return None if self.millis is None else datetime.fromtimestamp(self.millis / 1000, UTC)
+
+    def __str__(self) -> str:
+        if self.time is not None:
+            return f"AT_TIMESTAMP {self.time.isoformat(timespec='milliseconds')}"
+        return f"after {self.position}" if self.kind == "AFTER" else self.kind
+
+
+def seek_target(
+    to: str | None, ago: str | None, after: str | None, now_seconds: float
+) -> SeekTarget:
+    """Parse the wanted position.
+
+    Args:
+        to: TRIM_HORIZON, LATEST, or a time with an offset, as in ISO 8601.
+        ago: A time before now, such as `10m`.
+        after: A sequence number, or `number/sub-sequence number`. The next record is read first.
+        now_seconds: Now, in epoch seconds.
+
+    Raises:
+        SettingsError: Not exactly one of the three is given, or its value is wrong.
+    """
+    if [to, ago, after].count(None) != 2:  # noqa: PLR2004 (one of three)
+        raise SettingsError(f"the position is missing, or given twice; {_WRITE}")
+    if after is not None:
+        return SeekTarget("AFTER", _position(after))
+    if ago is not None:
+        seconds = duration_seconds(ago)
+        if seconds is None:
+            raise SettingsError(f"--ago '{printable(ago)}' is not a time; write 30s, 10m, 2h or 1d")
+        return _at(now_seconds - seconds, now_seconds)
+    text = (to or "").strip()
+    if text.upper() == "TRIM_HORIZON":
+        return SeekTarget("TRIM_HORIZON", TRIM_HORIZON)
+    if text.upper() == "LATEST":
+        return SeekTarget("LATEST", LATEST)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SettingsError(f"--to '{printable(text)}' is not a position; {_WRITE}") from error
+    if time.tzinfo is None:
+        advice = in_utc(time)
+        raise SettingsError(f"--to {printable(text)} has no time zone; write {advice} for UTC")
+    return _at(time.timestamp(), now_seconds)
+
+
+def duration_seconds(text: str) -> float | None:
+    """Return the seconds of a duration such as `10m`. None: the text is no duration."""
+    match = _AGO.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]
+
+
+def _at(seconds: float, now_seconds: float) -> SeekTarget:
+    if not 0 <= seconds <= now_seconds:
+        raise SettingsError(
+            "the time is in the future, or before 1970; write a time that has passed, or LATEST"
+        )
+    return SeekTarget("AT_TIMESTAMP", AT_TIMESTAMP, int(seconds * 1000))
+
+
+def _position(text: str) -> Position:
+    number, _, sub = text.strip().partition("/")
+    try:
+        found = Position(number, int(sub or "0"))
+    except ValueError as error:
+        raise SettingsError(f"--after: {error}") from error
+    if found.is_sentinel:
+        raise SettingsError(f"--after {number} is not a sequence number; {_WRITE}")
+    return found
+
+
+# -- 2. the changes of a stream
+
+
+@dataclass(frozen=True, slots=True)
+class PositionChange:
+    """The change of one lease.
+
+    Attributes:
+        seek: The write.
+        note: What is repeated or skipped, as far as it is known.
+    """
+
+    seek: LeaseSeek
+    note: str
+
+    @property
+    def lease_key(self) -> str:
+        """The lease."""
+        return self.seek.lease.lease_key
+
+
+def changes_of_stream(
+    stream: StreamId,
+    leases: Sequence[Lease],
+    listed: Sequence[Shard],
+    begin: Iterable[Shard],
+    target: SeekTarget,
+    *,
+    also_same: bool = False,
+) -> tuple[PositionChange, ...]:
+    """Return the changes of all leases of a stream, in the order of their shards.
+
+    A shard that is open at the position gets it. Shards that follow it begin at TRIM_HORIZON, even
+    if their rows are gone. Shards that ended before the position stay as they are, or end at once.
+
+    Args:
+        stream: The stream.
+        leases: Its leases.
+        listed: All its shards, also closed ones.
+        begin: The shards that are open at the position.
+        target: TRIM_HORIZON, LATEST or AT_TIMESTAMP.
+        also_same: Whether rows that have the position already are changes, too: the table may have
+            another one.
+    """
+    rows = {lease.shard_id: lease for lease in leases}
+    first = {shard.shard_id for shard in begin}
+    later = _descendants(first, listed)
+    # Shards that have left retention are left out: their rest cannot be read.
+    changes = (
+        _change(stream, one, rows.get(one.shard_id), target, first, later, also_same=also_same)
+        for one in creation_order(listed)
+    )
+    return tuple(change for change in changes if change is not None)
+
+
+def _change(
+    stream: StreamId,
+    shard: Shard,
+    row: Lease | None,
+    target: SeekTarget,
+    first: set[str],
+    later: set[str],
+    *,
+    also_same: bool,
+) -> PositionChange | None:
+    position, millis = target.position, target.millis
+    if target.kind == "LATEST":
+        if row is None and shard.shard_id not in first:
+            return None
+        if row is not None and row.ended:
+            return None
+    elif shard.shard_id in later:
+        position, millis = TRIM_HORIZON, None
+    elif shard.shard_id not in first and (row is None or row.ended):
+        return None
+    if row is None:
+        lease = new_lease(stream, shard, position)
+        seek = LeaseSeek(lease, position, millis, exists=False)
+        return PositionChange(seek, "its row was deleted; it is created again")
+    if row.checkpoint == position and row.initial_millis == millis and not also_same:
+        return None
+    return PositionChange(LeaseSeek(row, position, millis), note_of(row, target))
+
+
+def changes_of_shards(
+    stream: StreamId,
+    leases: Sequence[Lease],
+    listed: Sequence[Shard],
+    named: Iterable[Lease],
+    target: SeekTarget,
+    stored: Mapping[str, StoredPosition],
+) -> tuple[PositionChange, ...]:
+    """Return the changes of named leases, and of the shards that follow those that are read again.
+
+    A descendant of a shard that is read again begins at TRIM_HORIZON, also if it has no row: else
+    its rows would be in the table before those of the ancestor.
+
+    Args:
+        stream: The stream.
+        leases: All its leases.
+        listed: All its shards, also closed ones.
+        named: The leases to change.
+        target: The wanted position.
+        stored: What the table has, by shard id. Empty: the sink stores no positions.
+
+    Raises:
+        SettingsError: The sequence number does not belong to the shard, or the shard is gone.
+    """
+    shards = {one.shard_id: one for one in listed}
+    changes: dict[str, PositionChange] = {}
+    again: set[str] = set()
+    for lease in named:
+        _check_target(lease, shards.get(lease.shard_id), target)
+        if _reads_again(lease, target, stored.get(lease.shard_id, NOTHING_STORED)):
+            again.add(lease.shard_id)
+        seek = LeaseSeek(lease, target.position, target.millis)
+        changes[lease.shard_id] = PositionChange(seek, note_of(lease, target))
+    rows = {lease.shard_id: lease for lease in leases}
+    later = _descendants(again, listed) - changes.keys()
+    for shard in creation_order([shards[one] for one in later]):
+        row = rows.get(shard.shard_id)
+        seek = LeaseSeek(
+            row or new_lease(stream, shard, TRIM_HORIZON), TRIM_HORIZON, exists=row is not None
+        )
+        note = "follows a shard that is read again; all its records in retention are repeated"
+        changes[shard.shard_id] = PositionChange(seek, note)
+    return tuple(changes.values())
+
+
+def _check_target(lease: Lease, shard: Shard | None, target: SeekTarget) -> None:
+    if shard is None:
+        raise SettingsError(
+            f"the stream does not list the shard {lease.shard_id} any more; nothing can be read"
+        )
+    if target.kind == "AFTER":
+        number, end = int(target.position.sequence_number), shard.ending_sequence_number
+        if number < int(shard.starting_sequence_number) or (end is not None and number > int(end)):
+            raise SettingsError(
+                f"{target.position} is not a sequence number of the shard {lease.shard_id}, which "
+                f"begins at {shard.starting_sequence_number}"
+                + (f" and ends at {end}" if end is not None else "")
+            )
+
+
+def _reads_again(lease: Lease, target: SeekTarget, stored: StoredPosition) -> bool:
+    """Return whether records may be read again that were read before."""
+    if target.kind == "LATEST":
+        return False
+    if target.kind != "AFTER" or lease.ended or stored.ended:
+        return True
+    return target.position < max(lease.checkpoint, stored.position or lease.checkpoint)
+
+
+def note_of(lease: Lease, target: SeekTarget) -> str:
+    """Say what is repeated or skipped, as far as the row says it."""
+    before = lease.checkpoint
+    if target.kind == "LATEST":
+        return "unread records are skipped"
+    if target.kind == "TRIM_HORIZON":
+        return (
+            "not begun yet" if before == TRIM_HORIZON else "all records in retention are repeated"
+        )
+    if target.kind == "AFTER":
+        if before.is_sentinel and before != SHARD_END:
+            return "records before the position are skipped" if before != LATEST else "may repeat"
+        return "repeats" if target.position < before else "skips"
+    if before == SHARD_END:
+        return "records from this time on are repeated"
+    if lease.read_up_to_millis is None or target.millis is None:
+        return "records between the two positions are repeated or skipped"
+    seconds = (lease.read_up_to_millis - target.millis) / 1000
+    if seconds > 0:
+        return f"records of about {seconds:,.0f} s are repeated"
+    return f"records of up to {-seconds:,.0f} s and what has arrived since may be skipped"
+
+
+def _descendants(first: set[str], listed: Sequence[Shard]) -> set[str]:
+    children: Mapping[str, list[str]] = {shard.shard_id: [] for shard in listed}
+    for shard in listed:
+        for parent in shard.parents:
+            if parent in children:
+                children[parent].append(shard.shard_id)
+    found: set[str] = set()
+    waiting = list(first)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child not in found and child not in first:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+# -- 3. the writes
 
 MAX_ATTEMPTS: Final = 10
 """Attempts of a seek. Each one reads rows and table again, which a paused worker has changed."""

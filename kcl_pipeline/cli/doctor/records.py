@@ -1,11 +1,16 @@
-"""Check the client version and the table layout."""
+"""Check what the tables record: streams and sink, the client version, and the layout."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from kcl_pipeline.cli.doctor.finding import ok, problem, warning
-from kcl_pipeline.errors import KclError, UnreadableRowError
+from kcl_pipeline.cli.doctor.setup import ok, problem, warning
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import KclError, OtherApplicationError, UnreadableRowError
 from kcl_pipeline.leader.kcl2 import READY_SECONDS
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
 from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.migration import (
     CONFIG_3X,
@@ -16,8 +21,28 @@ from kcl_pipeline.leases.migration import (
     VERSION_UPGRADE_FROM_2X,
 )
 from kcl_pipeline.leases.tables import CoordinatorStateTable
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.status.findings import Finding
 from kcl_pipeline.status.snapshot import Snapshot
+
+
+def check_application(
+    table: CoordinatorStateTable, settings: ConsumerSettings, streams: Sequence[StreamId]
+) -> Finding:
+    """Check that the recorded streams are those of the settings."""
+    subject = "application"
+    try:
+        record = table.read_application()
+        if record is None:
+            return ok(subject, "its streams are not recorded yet; the first start records them")
+        if len(streams) == len(settings.streams):
+            configured = ApplicationIdentity.of(streams, is_multi_stream=settings.is_multi_stream)
+            successor(settings.application_name, record.identity, configured)
+    except (OtherApplicationError, UnreadableRowError) as error:
+        return problem(subject, str(error), "show the record with `kcl-pipeline do accept`")
+    names = ", ".join(stream.name for stream in record.identity.streams)
+    return ok(subject, f"reads {names}, writes to {record.identity.sink or 'no recorded sink'}")
+
 
 TOOL: Final = "KclMigrationTool.py of the Java KCL"
 _READY: Final = f"{READY_SECONDS / 60:.0f} minutes"

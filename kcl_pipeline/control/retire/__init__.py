@@ -1,1 +1,0 @@
-"""End an application: delete its tables, its announcements and its fan-out consumers."""

@@ -1,1 +1,0 @@
-"""Set the positions of an application by time or position."""
