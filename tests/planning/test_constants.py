@@ -10,9 +10,12 @@ MODULE = "kcl_pipeline.planning.balanced.strategy"
 
 
 def fleets() -> list[Trace]:
-    """Return the fleets of two seeds, without the largest ones."""
+    """Return the fleets of some seeds, without the largest ones."""
     return [
-        trace for seed in (1, 13) for trace in traces(seed, 60) if len(trace.case.workers) <= 100
+        trace
+        for seed, count in ((1, 60), (13, 60), (517, 20))
+        for trace in traces(seed, count)
+        if len(trace.case.workers) <= 100
     ]
 
 

@@ -32,10 +32,11 @@ maximum over several θ and λ.
 each host has exactly one, so there are as many hosts as oversized leases. A host keeps at most one.
 Its other load is at most the limit minus the lightest one, or the slack of the heaviest. Other
 workers keep none. This gives two minimum numbers of leaving leases per worker. The cheapest choice
-of hosts is the bound.
+of hosts is the bound. The bound on arriving leases holds for the other leases in the same way.
 
 **Groups.** As the first bound, for groups instead of workers. A lease that changes its group is one
-move.
+move. If the workers of the other groups have room for n more heavy leases, and more than n leave,
+the others of them are replaced by heavy leases that arrive.
 
 With several resources, the maximum over them holds. The bound may be below the optimum, because
 free capacity is not matched with single leases. It is never above: tests compare it with exhaustive
@@ -45,15 +46,20 @@ search.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, OVERSIZED_SLACK, Problem
 
-_PRICES = tuple(step / 4 for step in range(1, 13))
+_PRICES = (*(step / 4 for step in range(1, 13)), *range(4, 25))
 _THRESHOLD_PARTS = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)
 """Thresholds tried, in limits of the largest worker; just above 1/k at most k - 1 heavy leases fit
 a worker.
 """
+_KINDS = 4
+"""Loads that several leases have, and that are tried as thresholds."""
 
 
 def moves_lower_bound(
@@ -88,9 +94,9 @@ def moves_lower_bound(
         for r in range(len(problem.loads)):
             best = max(best, _arriving(problem, r, held, ownerless, limits[r]))
     elif len(problem.loads) == 1:
-        best = max(best, _hosting(problem, held, limits[0], oversized))
+        best = max(best, _hosting(problem, held, limits[0], oversized, ownerless))
     if group_rest is not None and len(problem.groups) > 1:
-        best = max(best, _leaving_groups(problem, held, group_rest))
+        best = max(best, _leaving_groups(problem, held, group_rest, None if oversized else limits))
     return len(ownerless) + best
 
 
@@ -129,7 +135,11 @@ def _leaving(
 
 
 def _hosting(
-    problem: Problem, held: list[list[int]], limits: list[float], oversized: Sequence[int]
+    problem: Problem,
+    held: list[list[int]],
+    limits: list[float],
+    oversized: Sequence[int],
+    ownerless: list[int],
 ) -> int:
     loads = problem.loads[0]
     least, most = min(loads[i] for i in oversized), max(loads[i] for i in oversized)
@@ -152,7 +162,8 @@ def _hosting(
         )
         total += without
         savings.append(without - hosting)
-    return total - sum(sorted(savings, reverse=True)[: len(oversized)])
+    total -= sum(sorted(savings, reverse=True)[: len(oversized)])
+    return max(total, _arriving(problem, 0, held, ownerless, limits, oversized))
 
 
 def _load(problem: Problem, r: int, w: int, held: list[int]) -> float:
@@ -192,7 +203,12 @@ def _pieces(heaviest_first: list[float], excess: float) -> int:
     return len(heaviest_first)
 
 
-def _leaving_groups(problem: Problem, held: list[list[int]], group_rest: Sequence[float]) -> int:
+def _leaving_groups(
+    problem: Problem,
+    held: list[list[int]],
+    group_rest: Sequence[float],
+    limits: list[list[float]] | None,
+) -> int:
     total = 0
     for g in range(len(problem.groups)):
         workers = [w for w, group in enumerate(problem.group_of) if group == g]
@@ -202,41 +218,95 @@ def _leaving_groups(problem: Problem, held: list[list[int]], group_rest: Sequenc
                 sum(_load(problem, r, w, held[w]) for w in workers)
                 - group_rest[g] * problem.group_capacities[r][g]
             )
-            if excess > EPSILON:
-                most = max(
-                    most,
-                    _pieces(
-                        sorted(
-                            (loads[i] for w in workers for i in held[w] if problem.free[i]),
-                            reverse=True,
-                        ),
-                        excess,
-                    ),
-                )
+            if excess <= EPSILON:
+                continue
+            movable = sorted(
+                (loads[i] for w in workers for i in held[w] if problem.free[i]), reverse=True
+            )
+            most = max(most, _pieces(movable, excess))
+            if limits is None:
+                continue
+            others = [w for w, group in enumerate(problem.group_of) if group != g]
+            for threshold in _thresholds(loads, max(limits[r])):
+                room = sum(int(limits[r][w] / threshold) for w in others)
+                room -= sum(loads[i] > threshold for w in others for i in held[w])
+                most = max(most, _with_few_heavy(movable, excess, threshold, max(room, 0)))
         total += most
     return total
 
 
+def _with_few_heavy(movable: list[float], excess: float, threshold: float, room: int) -> int:
+    """How many leases leave a group if the workers of others have room for few heavy ones.
+
+    If more of them leave, as many heavy ones arrive, which weigh more than the threshold each.
+    """
+    heavy = [load for load in movable if load > threshold]
+    relief = [0.0, *accumulate(movable[len(heavy) :])]
+    gone = [0.0, *accumulate(heavy)]
+    best = len(movable)
+    for m in range(len(heavy) + 1):
+        missing = excess - gone[m] + max(m - room, 0) * threshold - EPSILON
+        if (k := bisect_left(relief, missing)) < len(relief):
+            best = min(best, m + k)
+    return best
+
+
 def _arriving(
-    problem: Problem, r: int, held: list[list[int]], ownerless: list[int], limits: list[float]
+    problem: Problem,
+    r: int,
+    held: list[list[int]],
+    ownerless: list[int],
+    limits: list[float],
+    oversized: Sequence[int] = (),
 ) -> int:
-    loads = problem.loads[r]
-    largest = max(limits)
-    best = 0
+    """Count leases that leave and arrive. Each oversized lease has a host of its own, if any."""
+    loads, hosted = problem.loads[r], set(oversized)
+    least, most = (
+        min((loads[i] for i in oversized), default=0),
+        max((loads[i] for i in oversized), default=0),
+    )
+    own = [sum(i in hosted for i in mine) for mine in held]
+    held = [[i for i in mine if i not in hosted] for mine in held]
     movable = [sorted((loads[i] for i in mine if problem.free[i]), reverse=True) for mine in held]
-    excess = [_load(problem, r, w, mine) - limits[w] for w, mine in enumerate(held)]
-    for part in _THRESHOLD_PARTS:
-        threshold = part * largest * (1 + EPSILON)
-        waiting = sum(1 for i in ownerless if loads[i] > threshold)
+    load = [_load(problem, r, w, mine) for w, mine in enumerate(held)]
+    excess = [load[w] - limit for w, limit in enumerate(limits)]
+    of_host = [
+        load[w] - max(limit - least, OVERSIZED_SLACK * most) for w, limit in enumerate(limits)
+    ]
+    best = 0
+    for threshold in _thresholds(loads, max(limits)):
+        waiting = sum(1 for i in ownerless if i not in hosted and loads[i] > threshold)
         if not waiting and not any(mine and mine[0] > threshold for mine in movable):
             continue
         tables = [_table(mine, excess[w], threshold) for w, mine in enumerate(movable)]
+        tables_of_host = [
+            _table(mine, of_host[w], threshold) if oversized else []
+            for w, mine in enumerate(movable)
+        ]
         for price in _PRICES:
-            value = price * waiting + sum(
-                min((leave + price * net for net, leave in table), default=0.0) for table in tables
-            )
+            usual = [_cheapest(table, price) + own[w] for w, table in enumerate(tables)]
+            as_host = [
+                _cheapest(table, price) + max(own[w] - 1, 0)
+                for w, table in enumerate(tables_of_host)
+            ]
+            changes = sorted(host - plain for host, plain in zip(as_host, usual, strict=True))
+            value = price * waiting + sum(usual) + sum(changes[: len(oversized)])
             best = max(best, math.ceil(value - 1e-6))
     return best
+
+
+def _cheapest(table: list[tuple[int, int]], price: float) -> float:
+    return min((leave + price * net for net, leave in table), default=0.0)
+
+
+def _thresholds(loads: Sequence[float], largest: float) -> list[float]:
+    """Return the thresholds that are tried: parts of the largest limit, and loads of leases.
+
+    With one just below the load of many leases, the heavy ones weigh little more than it.
+    """
+    parts = [part * largest * (1 + EPSILON) for part in _THRESHOLD_PARTS]
+    kinds = Counter(round(load, 9) for load in loads).most_common(_KINDS)
+    return parts + [load * (1 - 1e-6) for load, number in kinds if load > 0 and number > 1]
 
 
 def _table(movable: list[float], excess: float, threshold: float) -> list[tuple[int, int]]:

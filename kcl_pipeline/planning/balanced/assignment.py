@@ -305,11 +305,8 @@ class Assignment:
                     is_over = True
             return is_over, round(then, 9), round(in_group, 9), w
 
-        # If there is not room for all, the longest waiting ones are placed.
-        most = problem.limits.max_leases_for_worker
-        room = sum(max(most - count, 0) for count in self.count)
-        waiting = sorted(leases, key=lambda i: (-problem.leases[i].waited_seconds, i))[:room]
-        for i in sorted(waiting, key=lambda i: (-self.sizes[i], i)):
+        touched: set[int] = set()
+        for i in self._heaviest_first(leases):
             refused: list[tuple[list[tuple[float, int]], tuple[float, int]]] = []
             while may_go_on() and (candidates := [heap for heap in heaps.values() if heap]):
                 heap = candidates[0]
@@ -317,12 +314,31 @@ class Assignment:
                     heap = min(candidates, key=lambda heap: after(heap, i))
                 w = heap[0][1]
                 if self.is_allowed(i, w):
-                    self.move(i, w)
+                    self.owner[i] = w
+                    self._count(i, w, 1)
+                    touched.add(w)
+                    for r in self.resources:
+                        self.held[r][w].append((problem.loads[r][i], i))
                     heapq.heapreplace(heap, (filled(w), w))
                     break
                 refused.append((heap, heapq.heappop(heap)))
             for heap, entry in refused:
                 heapq.heappush(heap, entry)
+        # Order and free capacity follow once for all: there may be very many leases.
+        for row in self.held:
+            for w in touched:
+                row[w].sort()
+        if touched:
+            self.set_rest(self.rest)
+
+    def _heaviest_first(self, leases: Iterable[int]) -> list[int]:
+        """Return the leases in order; if there is not room for all, those that wait longest."""
+        most, waiting = self.problem.limits.max_leases_for_worker, sorted(leases)
+        room = sum(max(most - count, 0) for count in self.count)
+        if room < len(waiting):
+            waited = [-lease.waited_seconds for lease in self.problem.leases]
+            waiting = sorted(sorted(waiting, key=waited.__getitem__)[:room])
+        return sorted(waiting, key=self.sizes.__getitem__, reverse=True)
 
     def is_allowed(self, i: int, w: int) -> bool:
         """Return whether the hard limits allow the lease.

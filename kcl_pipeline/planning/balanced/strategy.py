@@ -9,9 +9,11 @@
    worker that has the least free capacity afterwards. The greatest `e / k` comes first, because
    heavy leases need large free capacity. If no worker has enough, lighter leases go, or a
    worker takes a heavy one and has to give lighter ones next.
-6. If some worker cannot be relieved, all limits rise a little, and step 5 is repeated. The heaviest
-   leases of a group that is still above its limit are placed anew.
-7. *Take back* what fits where it was, and give the others to the workers with most capacity free.
+6. If some worker cannot be relieved, all limits rise a little, and step 5 is repeated.
+7. *Even groups*: a group above its limit gives the heaviest leases that workers of other groups
+   have capacity for, and lighter ones where they have none. If it still is above its limit, its
+   heaviest leases are placed anew.
+8. *Take back* what fits where it was, and give the others to the workers with most capacity free.
 
 The plan is a function of its input, without randomness. It is cut off by `PlanInput.stop` and by
 the churn budget, with the moves that it has then.
@@ -20,8 +22,11 @@ the churn budget, with the moves that it has then.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from kcl_pipeline.planning.balanced.assignment import Assignment
@@ -151,9 +156,9 @@ class _Search:
         self._spread_oversized()
         self._empty()
         self._relieve()
-        if uneven := self._of_uneven_groups():
-            self._place_anew(uneven)
-            self._relieve()
+        if self._leave_groups():
+            self._place_anew(self._of_uneven_groups())
+        self._relieve()
         self._settle()
 
     def _relieve(self) -> None:
@@ -225,7 +230,7 @@ class _Search:
             excess, r = state.over(w)
             if excess > 0 and (k := leases_for(state.held[r][w], excess)) > _MANY:
                 pool.update(i for _, i in state.held[r][w][-k:])
-        chosen = sorted(pool, key=lambda i: (-state.sizes[i], i))
+        chosen = sorted(sorted(pool), key=state.sizes.__getitem__, reverse=True)
         self._place_anew(chosen)
 
     def _place_anew(self, leases: list[int]) -> None:
@@ -240,7 +245,29 @@ class _Search:
             if i in home:
                 self.state.move(i, home[i])
 
-    def _of_uneven_groups(self) -> list[int]:
+    def _leave_groups(self) -> bool:
+        """Move leases out of groups above their limit; return whether one is still above it.
+
+        The heaviest go first that another worker has capacity for. Where none has, lighter ones go.
+        """
+        state, lightest = self.state, math.inf
+        while leases := self._of_uneven_groups(lightest):
+            refused = math.inf
+            for i in sorted(leases, key=state.sizes.__getitem__, reverse=True):
+                if not self._may_go_on():
+                    return False
+                taker = state.taker(i, loosest=True)
+                if taker >= 0:
+                    self._move(i, taker)
+                else:
+                    refused = state.sizes[i]
+            if refused == math.inf:
+                return False
+            lightest = refused
+        return state.group_excess() > EPSILON
+
+    def _of_uneven_groups(self, lighter_than: float = math.inf) -> list[int]:
+        """Return leases of groups above their limit, the heaviest first, that must leave them."""
         state, problem = self.state, self.problem
         leases: list[int] = []
         for g in range(len(problem.groups)):
@@ -249,9 +276,9 @@ class _Search:
                 if excess <= EPSILON:
                     continue
                 heap = [
-                    (-state.load[r][w] / problem.capacities[r][w], w, list(state.held[r][w]))
+                    (-state.load[r][w] / problem.capacities[r][w], w, held)
                     for w, group in enumerate(problem.group_of)
-                    if group == g and state.held[r][w]
+                    if group == g and (held := self._lighter(r, w, lighter_than))
                 ]
                 heapq.heapify(heap)
                 while excess > EPSILON and heap:
@@ -267,6 +294,10 @@ class _Search:
                     else:
                         heapq.heappop(heap)
         return list(dict.fromkeys(leases))
+
+    def _lighter(self, r: int, w: int, load: float) -> list[tuple[float, int]]:
+        held = self.state.held[r][w]
+        return held[: bisect_left(held, (load, -1))]
 
     def _shed(self) -> bool:
         """Relieve workers above their limits; return whether none is left."""
@@ -365,10 +396,11 @@ class _Search:
     def _settle(self) -> None:
         """Take back unnecessary moves; then spread the others over the free capacity."""
         state, home = self.state, self.problem.home
-        for i in sorted(state.changed(), key=lambda i: (state.sizes[i], i)):
+        # Sorts are stable, and these leases come in their order.
+        for i in sorted(state.changed(), key=state.sizes.__getitem__):
             if home[i] >= 0 and state.fits(i, home[i]):
                 state.move(i, home[i])
-        for i in sorted(state.changed(), key=lambda i: (-state.sizes[i], i)):
+        for i in sorted(state.changed(), key=state.sizes.__getitem__, reverse=True):
             enough = state.slack(state.owner[i]) + state.sizes[i] + EPSILON
             if i in self.problem.oversized or state.largest_slack() <= enough:
                 continue
@@ -394,11 +426,7 @@ def _moves(state: Assignment) -> tuple[Move, ...]:
     """
     problem = state.problem
     load = problem.loads_of(problem.home)
-    before, after = problem.utilizations(load), problem.utilizations(state.load)
-    groups = problem.group_utilizations(load)
-    counts = Counter(problem.home)
-    moved = state.changed()
-    arriving = {state.owner[i] for i in moved}
+    before = problem.utilizations(load)
 
     def importance(i: int) -> tuple[float, ...]:
         home, size = problem.home[i], state.sizes[i]
@@ -406,34 +434,7 @@ def _moves(state: Assignment) -> tuple[Move, ...]:
             return (0, -problem.leases[i].waited_seconds, -size, i)
         return (1, -before[home], -size, i)
 
-    def reason(i: int) -> str:
-        lease, home, to = problem.leases[i], problem.home[i], state.owner[i]
-        taker = (
-            f"{problem.workers[to].worker_id} goes from {before[to]:.2f} to {after[to]:.2f} of its "
-            "fair share"
-        )
-        if home < 0:
-            why = f"its owner {lease.last_owner} expired" if lease.last_owner else "no owner"
-            seconds = f"{lease.waited_seconds:.0f} s"
-            waited = f" {seconds} ago" if lease.last_owner else f" for {seconds}"
-            return f"{why}{waited if lease.waited_seconds > 0 else ''}; {taker}"
-        giver, most = problem.workers[home].worker_id, problem.limits.max_leases_for_worker
-        g, to_g = problem.group_of[home], problem.group_of[to]
-        if counts[home] > most:
-            why = f"{giver} has {counts[home]} leases, more than max_leases_for_worker={most}"
-        elif not counts[to]:
-            why = f"{problem.workers[to].worker_id} had no lease, {giver} had {counts[home]}"
-        elif before[home] <= problem.target and home in arriving:
-            why = f"frees capacity of {giver} for another lease"
-        elif before[home] <= problem.target and g != to_g and groups[g] > groups[to_g]:
-            why = (
-                f"group {problem.groups[g]} is at {groups[g]:.2f} of its share, "
-                f"group {problem.groups[to_g]} at {groups[to_g]:.2f}"
-            )
-        else:
-            why = f"{giver} is at {before[home]:.2f} of its fair share"
-        return f"{why}; {taker}"
-
+    reason = _reasons(state, load, before)
     return tuple(
         Move(
             problem.leases[i].lease_key,
@@ -441,5 +442,54 @@ def _moves(state: Assignment) -> tuple[Move, ...]:
             problem.workers[state.owner[i]].worker_id,
             reason(i),
         )
-        for i in sorted(moved, key=importance)
+        for i in sorted(state.changed(), key=importance)
     )
+
+
+def _reasons(
+    state: Assignment, load: list[list[float]], before: list[float]
+) -> Callable[[int], str]:
+    """Return a function that says why a lease moves.
+
+    Args:
+        state: The new assignment.
+        load: The load of the workers before.
+        before: Their utilization before.
+    """
+    problem = state.problem
+    after, groups = problem.utilizations(state.load), problem.group_utilizations(load)
+    counts = Counter(problem.home)
+    arriving = {state.owner[i] for i in state.changed()}
+
+    @cache  # of very many moves from a worker to another one, all have the same reason
+    def balance_reason(home: int, to: int) -> str:
+        giver, most = problem.workers[home].worker_id, problem.limits.max_leases_for_worker
+        g, to_g = problem.group_of[home], problem.group_of[to]
+        if counts[home] > most:
+            return f"{giver} has {counts[home]} leases, more than max_leases_for_worker={most}"
+        if not counts[to]:
+            return f"{problem.workers[to].worker_id} had no lease, {giver} had {counts[home]}"
+        if before[home] <= problem.target and home in arriving:
+            return f"frees capacity of {giver} for another lease"
+        if before[home] <= problem.target and g != to_g and groups[g] > groups[to_g]:
+            return (
+                f"group {problem.groups[g]} is at {groups[g]:.2f} of its share, "
+                f"group {problem.groups[to_g]} at {groups[to_g]:.2f}"
+            )
+        return f"{giver} is at {before[home]:.2f} of its fair share"
+
+    @cache
+    def goes(to: int) -> str:
+        worker = problem.workers[to].worker_id
+        return f"{worker} goes from {before[to]:.2f} to {after[to]:.2f} of its fair share"
+
+    def reason(i: int) -> str:
+        lease, home, to = problem.leases[i], problem.home[i], state.owner[i]
+        if home >= 0:
+            return f"{balance_reason(home, to)}; {goes(to)}"
+        why = f"its owner {lease.last_owner} expired" if lease.last_owner else "no owner"
+        seconds = f"{lease.waited_seconds:.0f} s"
+        waited = f" {seconds} ago" if lease.last_owner else f" for {seconds}"
+        return f"{why}{waited if lease.waited_seconds > 0 else ''}; {goes(to)}"
+
+    return reason
