@@ -134,6 +134,10 @@ KCL: Final[dict[str, tuple[str, str]]] = {
         "noOfPersistedMetricsPerWorkerMetrics",
         "10",
     ),
+    "worker.call_process_records_even_for_empty_record_list": (
+        "callProcessRecordsEvenForEmptyRecordList",
+        "false",
+    ),
     "worker.disable_worker_metrics": ("disableWorkerMetrics", "false"),
     "worker.parent_shard_poll_interval_millis": ("parentShardPollIntervalMillis", "10000"),
     "worker.task_backoff_time_millis": ("taskBackoffTimeMillis", "500"),

@@ -27,6 +27,11 @@ class WorkerSettings(StrictSettings):
         description="Wait before a failed step of a shard is repeated. It doubles with each "
         "failure",
     )
+    call_process_records_even_for_empty_record_list: bool = Field(
+        False,
+        description="Whether a record processor is also called with no records, after a read that "
+        "found none",
+    )
     shard_stalled_after_millis: int = Field(
         120_000,
         ge=10,

@@ -76,6 +76,7 @@ class PipelineOutput:
                     sink,
                     settings.retrieval.max_records,
                     skips_failures=settings.batch.failed_records == "skip",
+                    calls_empty=settings.worker.call_process_records_even_for_empty_record_list,
                 )
                 return calls, calls, None
             if isinstance(sink, ForeachArrowSink):

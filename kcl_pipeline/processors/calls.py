@@ -35,7 +35,7 @@ from kcl_pipeline.processors.processor import (
     ShardEndedInput,
     ShutdownRequestedInput,
 )
-from kcl_pipeline.processors.records import records_of
+from kcl_pipeline.processors.records import Record, records_of
 from kcl_pipeline.processors.thread import ProcessorThread, RunningCall
 from kcl_pipeline.settings_errors import wrong
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
@@ -116,6 +116,7 @@ class _ShardState:
         delivery: The last range that was not committed yet.
         ended: The call of `shard_ended`, until its outcome is known.
         is_leaving: Whether `shutdown_requested` was called.
+        called_at: When the last call for records, or for none, was added (monotonic seconds).
     """
 
     held: Held
@@ -127,6 +128,7 @@ class _ShardState:
     delivery: _Delivery | None = None
     ended: Future[None] | None = None
     is_leaving: bool = False
+    called_at: float = 0.0
 
 
 class ProcessorCalls:
@@ -141,16 +143,23 @@ class ProcessorCalls:
         max_records: Most records of a call of `process_records`.
         skips_failures: Whether an error of `process_records` skips the records of the call, for
             all processors.
+        calls_empty: Whether `process_records` is also called after reads that found no record.
     """
 
     stores_positions = False
 
     def __init__(
-        self, settings: ProcessorSink, max_records: int = 10_000, *, skips_failures: bool = False
+        self,
+        settings: ProcessorSink,
+        max_records: int = 10_000,
+        *,
+        skips_failures: bool = False,
+        calls_empty: bool = False,
     ) -> None:
         self._settings = settings
         self._max_records = max_records
         self._skips_failures = skips_failures
+        self._calls_empty = calls_empty
         self._shards: dict[str, _ShardState] = {}
         self._lost: dict[str, _ShardState] = {}
         self._batch: Batch | None = None
@@ -303,7 +312,7 @@ class ProcessorCalls:
         processor = shard.processor
         if processor is not None:
             given = ShutdownRequestedInput(shard.checkpointer)
-            self._call_last(
+            self._call_logged(
                 "shutdown_requested", shard, lambda: processor.shutdown_requested(given)
             )
 
@@ -328,14 +337,14 @@ class ProcessorCalls:
     def _note_lost(self, shard: _ShardState) -> None:
         processor = shard.processor
         if processor is not None:
-            self._call_last("lease_lost", shard, lambda: processor.lease_lost(LeaseLostInput()))
+            self._call_logged("lease_lost", shard, lambda: processor.lease_lost(LeaseLostInput()))
 
     def _of(self, held: Held) -> _ShardState | None:
         shard = self._shards.get(held.lease_key)
         return shard if shard is not None and shard.held is held else None
 
-    def _call_last(self, name: str, shard: _ShardState, call: Callable[[], object]) -> None:
-        """Make one of the last calls of a processor. An error is logged: nothing waits for it."""
+    def _call_logged(self, name: str, shard: _ShardState, call: Callable[[], object]) -> None:
+        """Make a call whose error is logged, because nothing waits for it."""
         try:
             call()
         except Exception:  # noqa: BLE001 (it must not end the thread)
@@ -398,6 +407,7 @@ class ProcessorCalls:
                 rows = batch.records.slice(end, part.rows or 0)
                 millis = lag.get(part.lease_key)
                 call = partial(self._deliver, shard, part.through, rows, millis)
+                shard.called_at = self._clock.monotonic()
                 shard.delivery = _Delivery(part.through, shard.thread.add(call))
                 begun.append(shard.delivery.outcome)
         _wait(begun)
@@ -411,6 +421,27 @@ class ProcessorCalls:
                     shard.delivery = None
         if error is not None:
             raise error
+
+    def call_empty(self, reads: Mapping[str, float | None]) -> None:
+        """Call `process_records` without records, if the settings say so. An error is logged.
+
+        Args:
+            reads: When shards without a record that waits were last read (monotonic seconds), by
+                lease key. There is one call for each read.
+        """
+        calls, lag = [], self._lag() if self._calls_empty else {}
+        for key, read_at in reads.items() if self._calls_empty else ():
+            shard = self._shards.get(key)
+            if read_at is None or shard is None or shard.thread.is_busy:
+                continue
+            if read_at > shard.called_at and self._may_call(shard):
+                shard.called_at = self._clock.monotonic()
+                calls.append(shard.thread.add(partial(self._process_none, shard, lag.get(key))))
+        _wait(calls)
+
+    def _process_none(self, shard: _ShardState, lag_millis: int | None) -> None:
+        call = partial(self._process, shard, [], shard.delivered, lag_millis)
+        self._call_logged("process_records without records", shard, call)
 
     def _outcome_of(self, part: ShardRange, shard: _ShardState) -> Exception | None:
         delivery = shard.delivery
@@ -436,33 +467,33 @@ class ProcessorCalls:
             some = rows.slice(begin, self._max_records)
             is_last = begin + self._max_records >= rows.num_rows
             end = through if is_last else _position(some, -1)
-            self._process(shard, some, end, lag_millis)
+            self._process(shard, records_of(some), end, lag_millis)
             shard.delivered = end
 
     def _process(
-        self, shard: _ShardState, rows: pa.Table, through: Position, lag_millis: int | None
+        self, shard: _ShardState, records: list[Record], through: Position, lag_millis: int | None
     ) -> None:
         processor, key = shard.processor, shard.held.lease_key
         if processor is None:
             raise SinkError(f"the records of {key} came before its processor was initialized")
         shard.checkpointer.deliver(through)
-        given = ProcessRecordsInput(records_of(rows), lag_millis, shard.checkpointer)
+        given = ProcessRecordsInput(records, lag_millis, shard.checkpointer)
         began, succeeded = self._clock.monotonic(), False
         try:
             processor.process_records(given)
             succeeded = True
         except Exception as error:
-            if not (self._skips_failures or processor.skips_failures):
+            if not (records and (self._skips_failures or processor.skips_failures)):
                 raise
             line = error_line(error)
             _LOG.exception("process_records of %s failed; its records are skipped", key)
             self._events(
-                RecordsDeadLettered(self._worker_id, key, rows.num_rows, line, skipped=True)
+                RecordsDeadLettered(self._worker_id, key, len(records), line, skipped=True)
             )
         finally:
             millis = (self._clock.monotonic() - began) * 1000
             self._events(
-                ProcessorCalled(self._worker_id, key, rows.num_rows, millis, succeeded=succeeded)
+                ProcessorCalled(self._worker_id, key, len(records), millis, succeeded=succeeded)
             )
 
     def _may_call(self, shard: _ShardState) -> bool:

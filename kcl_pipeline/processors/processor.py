@@ -41,10 +41,11 @@ class InitializeInput:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecordsInput:
-    """Records of one shard, in their order, and at least one.
+    """Records of one shard, in their order.
 
     Attributes:
-        records: The records.
+        records: The records, at least one, unless
+            `worker.call_process_records_even_for_empty_record_list` is set.
         millis_behind_latest: Time between the next record and the end of the shard. None: unknown.
         checkpointer: Writes checkpoints of the shard, also later and from other threads.
     """

@@ -232,8 +232,8 @@ KEYS: Final[Mapping[str, DaemonKey]] = {
     "millisBehindLatestThresholdForReducedTps": _reason(
         "shards at their end are read with idleTimeBetweenReadsInMillis, those behind without"
     ),
-    "callProcessRecordsEvenForEmptyRecordList": _reason(
-        "a checkpoint is possible from a thread of the processor at any time"
+    "callProcessRecordsEvenForEmptyRecordList": DaemonKey(
+        "worker.call_process_records_even_for_empty_record_list", _flag
     ),
     "validateSequenceNumberBeforeCheckpointing": _reason(
         "a number is compared with the records that were delivered"

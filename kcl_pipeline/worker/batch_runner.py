@@ -134,6 +134,15 @@ class BatchRunner:
         if self._calls is not None:
             self._commit_returned(self._calls)
             self._source.hold(self._called.keys())
+            self._calls.call_empty(
+                {
+                    key: state.read_at
+                    for key, consumer in consumers.items()
+                    if consumer.state is ConsumerState.READING
+                    and (state := self._source.state_of(key)) is not None
+                    and not state.has_waiting
+                }
+            )
         batch_id = f"{self._dependencies.worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
             sourced = self._source.next(

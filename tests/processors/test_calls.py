@@ -10,6 +10,7 @@ from kcl_pipeline.background import Background
 from kcl_pipeline.events import (
     BatchCommitted,
     ProcessorCalled,
+    ReadFinished,
     RecordsDeadLettered,
     ShardPaused,
     ShardResumed,
@@ -102,6 +103,28 @@ def test_a_call_has_at_most_max_records(calls):
     world.run(10)
     assert max(len(given.records) for given in calls.inputs("process_records")) <= 10
     assert calls.data() == numbered(25)
+
+
+def test_calls_without_records(calls):
+    setting = {"call_process_records_even_for_empty_record_list": True}
+    world = world_of(calls, worker=setting)
+    world.run(10)
+    given = calls.inputs("process_records")
+    assert {len(one.records) for one in given} == {0}
+    reads = len(world.of(ReadFinished))
+    assert reads - 1 <= len(given) <= reads, "one call for each read"
+    assert reads > 5
+    assert given[-1].millis_behind_latest == 0
+    world.put(*numbered(10))
+    world.run(10)
+    assert calls.data() == numbered(10)
+    calls.acts["process_records"] = lambda given: given.checkpointer.checkpoint()
+    world.run(3)
+    (last,) = [one.records[-1] for one in calls.inputs("process_records") if one.records][-1:]
+    assert row_of(world).checkpoint == Position(last.sequence_number)
+    calls.acts["process_records"] = boom
+    world.run(3)
+    assert world.worker.paused() == {}, "no record would be delivered again"
 
 
 def test_a_handoff(calls):

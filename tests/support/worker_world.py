@@ -133,7 +133,10 @@ class World:
         if self.processor is not None:
             skips = self.settings.batch.failed_records == "skip"
             most = self.settings.retrieval.max_records
-            calls = ProcessorCalls(ProcessorSink(self.processor), most, skips_failures=skips)
+            empty = self.settings.worker.call_process_records_even_for_empty_record_list
+            calls = ProcessorCalls(
+                ProcessorSink(self.processor), most, skips_failures=skips, calls_empty=empty
+            )
             writer = sink = calls
         parts = WorkerDependencies(
             worker_id=name,
