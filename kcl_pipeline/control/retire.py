@@ -174,8 +174,8 @@ class Retiring:
         """
         self._refuse_other_layout()
         rows, seconds = self._look()
-        named = tuple(sorted({process for process, _, _ in rows}))
-        return replace(self._find(), named=named, observed_seconds=seconds)
+        named = sorted({process for process, _, _ in rows}, key=_workers_first)
+        return replace(self._find(), named=tuple(named), observed_seconds=seconds)
 
     def retire(self, confirm: str) -> Retired:
         """Delete the resources.
@@ -273,7 +273,8 @@ class Retiring:
         after, _ = self._look()
         changed = {key[:2] for key, value in after.items() if before.get(key) != value}
         if changed:
-            living = "; ".join(f"the {process} {sign}" for process, sign in sorted(changed))
+            signs = sorted(changed, key=lambda key: (_workers_first(key[0]), key[1]))
+            living = "; ".join(f"the {process} {sign}" for process, sign in signs)
             raise ApplicationInUseError(
                 f"the application {self._app.name!r} is alive: {living}. Nothing is deleted. "
                 "Switch the leader sensor off, stop the workers (`kcl-pipeline do pause`), and run "
@@ -471,6 +472,10 @@ class _Search:
             elif found is not None:
                 resources.append(_consumer(removal, found))
         return resources
+
+
+def _workers_first(process: str) -> tuple[bool, str]:
+    return process.startswith("leader "), process
 
 
 def _table(table: TableDeletion, target: TableFound, *, is_last: bool) -> Resource:
