@@ -44,6 +44,12 @@ def test_no_tag_of_the_package_can_be_a_users_tag():
             Fleet(run_tags={tag: "1"})
 
 
+def test_the_workers_of_an_application_have_a_pool():
+    pipeline = FakePipeline()
+    job = build_definitions(pipeline).resolve_job_def(Names.of(pipeline).consume_job)
+    assert [node.definition.pool for node in job.nodes] == ["kcl_orders_eu"]
+
+
 @pytest.mark.parametrize("source", ["sensor", "job"])
 def test_run_monitoring_never_ends_a_worker(instance, source):
     stage = Stage(instance)
