@@ -128,6 +128,11 @@ def is_announcement(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def share_of_names(name: str) -> float:
+    """Return which part of all possible names of announcements is before this one, 0 to 1."""
+    return int(name[len(FOLDER) + 1 : -5], 16) / 16**32
+
+
 def encoded(batch: PreparedBatch) -> bytes:
     """Encode a batch as an announcement."""
     files = [

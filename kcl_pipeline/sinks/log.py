@@ -74,7 +74,11 @@ class Log(Protocol):
         """Return the end of the log. None: the table does not exist."""
 
     def peek(self) -> Head | None:
-        """Return a state that is not older than the last one, if this is cheaper than `read`."""
+        """Return a state that is not older than the last one, if this is cheaper than `read`.
+
+        It may be one version at a time: the caller asks again until the version stays the same.
+        None: only `read` can tell.
+        """
 
     def add(
         self, head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]

@@ -24,7 +24,12 @@ import pyarrow as pa
 from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
-from kcl_pipeline.sinks.announcements import AnnouncementStore, PreparedBatch, combined
+from kcl_pipeline.sinks.announcements import (
+    AnnouncementStore,
+    PreparedBatch,
+    combined,
+    share_of_names,
+)
 from kcl_pipeline.sinks.log import Head, Log
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED
@@ -36,8 +41,14 @@ _CROWDED: Final = 1.2
 _POLL_SECONDS: Final = 0.004
 _LONGEST_ATTEMPT_SECONDS: Final = 0.5
 _ATTEMPTS_OF_COLLECTED: Final = 4
-_MOST_TURNS: Final = 32
-"""A writer waits for so many others. The writers of announcements may have died."""
+_FIRST_LOOK: Final = 1.2
+_NEXT_LOOK: Final = 0.3
+_FEWEST_WRITERS: Final = 4.0
+"""A writer that has met another one expects so many. It finds out how many there are."""
+_TURN: Final = 0.2
+"""Attempts that pass between the turns of two writers, if they are evenly spread."""
+_MOST_TURNS: Final = 2
+"""Turns that a writer leaves to the announcements before its own. Their writers may have died."""
 _LOG: Final = logging.getLogger(__name__)
 _SUSPECT: Final = "a commit that included it failed, and succeeded without it"
 
@@ -211,7 +222,7 @@ class TableSink:
         try:
             self._log.add(head, *combined(batches))
         except Exception:
-            now = self._read()  # the caller compares the entries with it
+            now = self._next(version)  # the caller compares the entries with it
             if now.version == version:
                 if not others:
                     raise
@@ -232,34 +243,47 @@ class TableSink:
         return CommitOutcome(version + 1), head
 
     def _wait_for_others(self, commit: _Commit) -> CommitOutcome | None:
-        """Announce the batch, and wait a short time for another writer to commit it."""
-        if not commit.batch.name and self._announcements is not None:
-            # After an attempt the log was just read.
-            head = self._head if commit.attempts and self._head else self._peek()
-            decided = self._decided(head, commit.batch)
-            if decided is not None:
-                return decided
-            # It also checks that the table may be written: who may not write announces nothing.
-            if commit.schema is None or self._log.ensure(commit.schema):
-                head = self._read()
-            commit.batch = self._announcements.announce(commit.batch, head, self._log)
-            commit.is_alone = not commit.batch.name
-        version = -1
-        for _ in self._pace.polls(lambda: self._turn(commit.batch)):
-            head = self._peek()
-            if head.version == version:
-                continue
-            version = head.version
-            decided = self._decided(head, commit.batch)
-            if decided is not None:
-                if decided.version is not None and head.changed:
-                    self._pace.landed(head.changed / len(commit.batch.entries))
-                return decided
+        """Announce the batch, and wait until another writer commits it, or it is this one's turn.
+
+        Returns:
+            The outcome; None if this writer makes the next attempt.
+        """
+        decided = None if commit.batch.name else self._announce(commit)
+        store = self._announcements
+        if decided is not None or store is None or commit.is_alone:
+            return decided
+        turns = 0
+        version = -1 if self._head is None else self._head.version
+        for is_turn in self._pace.looks(share_of_names(commit.batch.name)):
+            # Entry by entry: the one that has the batch ends the wait.
+            while (head := self._peek()).version != version:
+                version = head.version
+                decided = self._decided(head, commit.batch)
+                if decided is not None:
+                    if decided.version is not None and head.changed:
+                        self._pace.landed(head.changed / len(commit.batch.entries))
+                    return decided
+            turns += is_turn
+            # 0: it is the first one. None: another writer has removed it.
+            if is_turn and (turns > _MOST_TURNS or not store.before(commit.batch.name)):
+                return None
         return None
 
-    def _turn(self, batch: PreparedBatch) -> int | None:
-        """Return how many announced batches are before this one. None: it is not announced."""
-        return None if self._announcements is None else self._announcements.before(batch.name)
+    def _announce(self, commit: _Commit) -> CommitOutcome | None:
+        """Announce the batch, unless the last state that was read decides."""
+        if self._announcements is None:
+            return None
+        # A state older than the end of the log will do: nobody commits what does not fit.
+        head = self._head or self._peek()
+        decided = self._decided(head, commit.batch)
+        if decided is not None:
+            return decided
+        # It also checks that the table may be written: who may not write announces nothing.
+        if commit.schema is None or self._log.ensure(commit.schema):
+            head = self._read()
+        commit.batch = self._announcements.announce(commit.batch, head, self._log)
+        commit.is_alone = not commit.batch.name
+        return None
 
     def _decided(self, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
         """Return the outcome that a state of the table shows. None: the batch can be committed."""
@@ -283,6 +307,15 @@ class TableSink:
         self._head = head
         return head
 
+    def _next(self, version: int) -> Head:
+        """Return the state after a failed attempt to succeed `version`.
+
+        After a lost race the next version is enough. A writer that reads up to the end every time
+        loses again and again to one that commits alone, which needs fewer requests.
+        """
+        head = self._peek()
+        return head if head.version != version else self._read()
+
     def _peek(self) -> Head:
         self._head = self._log.peek() or self._read()
         return self._head
@@ -293,11 +326,12 @@ class TableSink:
 
 
 class CommitPace:
-    """Estimate the contention on the log, and how long to wait before an attempt.
+    """Estimate the contention on the log, and when a writer looks at it or makes an attempt.
 
-    Announcements have an order, which all writers see. The writer of the first one makes an attempt
-    after about the time of an attempt, in which others announce theirs. Each other writer waits for
-    as many attempts more as there are announcements before its own.
+    Announcements have an order, which all writers see. A writer whose name comes early has its
+    turn early, so mostly the first one makes an attempt while the others wait. The more writers
+    there are, the longer the turns are spread. Between two turns about a fifth of an attempt
+    passes. Only a writer that has its turn lists the announcements.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
@@ -313,7 +347,7 @@ class CommitPace:
 
     def lost(self, batches: int) -> None:
         """Note that another writer took the version while this many batches were waiting."""
-        self._batches_per_commit = max(self._batches_per_commit, 2.0, float(batches))
+        self._batches_per_commit = max(self._batches_per_commit, _FEWEST_WRITERS, float(batches))
 
     def landed(self, batches: float) -> None:
         """Note a successful commit with this many batches."""
@@ -331,20 +365,26 @@ class CommitPace:
             known = self._attempt_seconds or seconds
             self._attempt_seconds = known + (seconds - known) / 4
 
-    def polls(self, turn: Callable[[], int | None]) -> Iterator[None]:
-        """Wait in steps of an attempt. The caller polls the log after each step.
+    def looks(self, share: float) -> Iterator[bool]:
+        """Wait, and yield when the caller looks at the log: whether it is also its turn.
+
+        The first look is when an attempt of another writer has probably ended. A turn that is left
+        to others comes again after an attempt.
 
         Args:
-            turn: Returns how many other writers are before this one. None: none waits for it.
+            share: Which part of all names is before that of the writer's announcement.
         """
-        self._wait(0.25)
-        others = turn()
-        if others is None:  # another writer has committed the batch, and removed its announcement
-            yield
-        for _ in range(min(others or 0, _MOST_TURNS)):
-            self._wait(1.0)
-            yield
+        began, waited, wait = self._clock.monotonic(), 0.0, _FIRST_LOOK
+        turn = share * _TURN * self._batches_per_commit * self._attempt_seconds
+        while True:
+            seconds = max(min(self._spread(wait), turn - waited), _POLL_SECONDS)
+            self._clock.sleep(seconds)
+            waited = max(waited + seconds, self._clock.monotonic() - began)
+            is_turn = waited >= turn
+            yield is_turn
+            wait = _NEXT_LOOK
+            if is_turn:
+                turn = waited + self._spread(1.0)
 
-    def _wait(self, attempts: float) -> None:
-        seconds = attempts * self._attempt_seconds * self._rng.uniform(0.5, 1.5)
-        self._clock.sleep(max(seconds, _POLL_SECONDS))
+    def _spread(self, attempts: float) -> float:
+        return attempts * self._attempt_seconds * self._rng.uniform(0.8, 1.2)

@@ -123,7 +123,11 @@ def test_an_owner_that_looks_late_does_not_commit_its_batch_again(uri: str) -> N
 
     owner._clock.sleep = both  # type: ignore[method-assign]
     owner._rng.seed(1)
-    assert owner.land(written(uri, 1), [entry("a", 1)]) == CommitOutcome(None, ("a",))
+    first = entry("a", 1)
+    assert owner.land(written(uri, 1), [first]) == CommitOutcome(1), "the version that has it"
+    assert ids(uri) == [1, 2, 3]
+    assert owner.land(written(uri, 4), [entry("a", 2, first.becomes)]).refused == ("a",)
+    assert owner.land(written(uri, 1), [first]).refused == ("a",)
     assert ids(uri) == [1, 2, 3]
 
 
@@ -234,21 +238,23 @@ def test_partition_values_survive_the_announcement(tmp_path: Path) -> None:
     assert [one for one, _ in reader._announcements._known.values()] == [sent]
 
 
-def waits(pace: CommitPace, clock: NoWait, turn: int | None) -> int:
-    before = clock.waits
-    for _ in pace.polls(lambda: turn):
-        pass
-    return clock.waits - before
+def looks_before_turn(pace: CommitPace, share: float) -> int:
+    return next(number for number, is_turn in enumerate(pace.looks(share)) if is_turn)
 
 
-def test_the_wait_grows_with_the_announcements_before_and_ends() -> None:
+def test_an_early_name_has_an_early_turn_and_the_turns_come_again() -> None:
     clock = NoWait()
     pace = CommitPace(clock, random.Random(3))
     assert not pace.contended
-    pace.lost(1)
+    pace.lost(100)
     assert pace.contended
-    assert [waits(pace, clock, turn) for turn in (None, 0, 1, 5, 1000)] == [1, 1, 2, 6, 33]
-    for _ in range(20):
+    with pace.attempt():
+        pass
+    looks = [looks_before_turn(pace, share) for share in (0.0, 0.25, 1.0)]
+    assert looks[0] == 0 < looks[1] < looks[2]
+    again = [is_turn for is_turn, _ in zip(pace.looks(0.0), range(20), strict=False)]
+    assert 1 < sum(again) < 20, "a turn that was left to others comes again"
+    for _ in range(40):
         pace.landed(1)
     assert not pace.contended
 

@@ -10,7 +10,7 @@ The log ends before the first entry that does not exist. This holds while log cl
 removed newer entries than the last one that was read: it keeps entries for hours. So after
 `LONGEST_BELIEVED_SECONDS` the log is listed. With a gap, the table is opened again.
 
-`peek` reads new entries, if they exist. It is cheap. A mismatch that it finds is final, because a
+`peek` reads the next entry, if it exists. It is cheap. A mismatch that it finds is final, because a
 transaction never returns to an expected version. Only `refresh` finds the end of the log, and
 finds out that the folder was replaced.
 
@@ -127,15 +127,17 @@ class DeltaLog:
             return found
 
     def peek(self) -> bool:
-        """Read the existing entries after the last one that was read.
+        """Read the entry after the last one that was read, if it exists.
 
         Returns:
-            False if the table has not been opened yet.
+            False if the table has not been opened yet, or must be opened again.
         """
-        if self._table is None:
+        if self._table is None or self._is_in_doubt:
             return False
         try:
-            self._read_new(self._entry(self.version + 1))
+            entry = self._entry(self.version + 1)
+            if entry is not None:
+                self._read_entry(self.version + 1, entry)
         except (OSError, ValueError) as error:  # perhaps only delta-rs can parse it
             _LOG.debug("cannot peek at the log of %s: %s", self.root, type(error).__name__)
         return True

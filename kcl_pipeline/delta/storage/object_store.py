@@ -61,7 +61,7 @@ PROBE_FOLDER: Final = "_kcl_pipeline/probe"
 _ROLES: Final = ("iam_role_arn", "s3_assume_role_arn")
 _ROLE_SESSIONS: Final = ("iam_role_session_name", "s3_role_session_name")
 _BUFFER_BYTES: Final = 1024 * 1024
-_CALLS: Final = 16
+_CALLS: Final = 32
 """Requests of a table at a time. They wait for the network."""
 
 _Item = TypeVar("_Item")
