@@ -1,8 +1,8 @@
 """Detect the end of a drain: all records that the streams had at its start are in the table.
 
-Every `LOOK_SECONDS` the lease table is read. A drain is complete when each lease is settled, and
-the leases of every stream cover all hash keys. If a row is missing, the leader creates it. A lease
-is settled in these cases:
+The lease table is read every `LOOK_SECONDS`, and once more when all that is held here is read. A
+drain is complete when each lease is settled, and the leases of every stream cover all hash keys. If
+a row is missing, the leader creates it. A lease is settled in these cases:
 
 - It is at SHARD_END.
 - This worker holds it, and has read it to the tip and committed that since the drain began. What
@@ -178,6 +178,7 @@ class DrainWatch:
         self._rows: dict[str, tuple[str | None, str | None, int]] = {}
         self._renewed: dict[str, str | None] = {}
         self._read: set[str] = set()
+        self._was_through = False
         self._failing_since: dict[str, float] = {}
         self._given_up: dict[str, str] = {}
         self._not_waited_for: set[str] = set()
@@ -194,7 +195,10 @@ class DrainWatch:
                 missing for `MISSING_LIMIT_SECONDS`.
         """
         self._note_read()
-        if not self._due.ready() or (leases := self._read_leases()) is None:
+        was_through, self._was_through = self._was_through, self._is_through()
+        # A drain waits for no timer: once more at the moment when all that is held here is read.
+        is_first = self._was_through and not was_through
+        if not (self._due.ready() or is_first) or (leases := self._read_leases()) is None:
             return False
         self._note_renewals(leases)
         self._note_errors()
@@ -298,6 +302,15 @@ class DrainWatch:
             ends = consumer.state is ConsumerState.ENDING and not consumer.shard_gone
             if ends or self._is_at_tip(consumer):
                 self._read.add(key)
+
+    def _is_through(self) -> bool:
+        """Return whether all shards that are held here are settled, apart from their rows."""
+        consumers = [
+            consumer
+            for consumer in self._lifecycle.consumers.values()
+            if consumer.state is not ConsumerState.ENDED
+        ]
+        return bool(consumers) and all(self._is_settled(c.held.lease) for c in consumers)
 
     def _is_at_tip(self, consumer: ShardConsumer) -> bool:
         reading = self._source.state_of(consumer.lease_key)
