@@ -400,7 +400,8 @@ class Worker:
 
     def summary(self, reason: StopReason) -> WorkerSummary:
         """Return the summary of the worker's lifetime."""
-        paused = self._runner.pauses.reasons()
+        pauses, was_asked = self._runner.pauses, reason is StopReason.DRAIN_REQUESTED
+        paused = pauses.reasons_at_the_end() if was_asked else pauses.reasons()
         total = self.stats.total(lag=self.lag(), paused=paused)
         if reason is StopReason.HUNG:
             return WorkerSummary(reason, total, self.hangs.sentence())

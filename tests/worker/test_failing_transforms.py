@@ -17,7 +17,7 @@ from kcl_pipeline.events import (
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import SinkFault
 from kcl_pipeline.worker import commit
-from kcl_pipeline.worker.failures.pauses import LONGEST_RETRY_SECONDS
+from kcl_pipeline.worker.failures.pauses import GIVEN_SECONDS, LONGEST_RETRY_SECONDS
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
@@ -261,3 +261,26 @@ def test_a_dead_letter_table_that_cannot_be_written_holds_the_batch_back(world: 
     del sink.write_dead_letters
     world.run(60)
     assert sorted(world.data() + letters(world)) == sorted(world.sent)
+
+
+def test_a_worker_that_is_asked_to_end_names_the_shard_that_it_gave_away_while_it_was_paused():
+    """The leader moves its leases before it knows that it was asked."""
+    transform = Strict()
+    transform.broken = "shardId-000000000000"
+    world = World(shards=2, transform=transform)
+    world.put(*numbered(100))
+    world.run(20)
+    assert set(world.worker.paused()) == {"shardId-000000000000"}
+    row = world.leases.get("shardId-000000000000")
+    world.leases.view().initiate_handoff(row, "successor")
+    until = world.clock.monotonic() + 10
+    while world.worker.paused() and world.clock.monotonic() < until:
+        world.worker.lease_tick()
+        world.worker.process_tick()
+        world.clock.advance(0.05)
+    assert world.leases.get("shardId-000000000000").owner == "successor"
+    ended = world.worker.summary(StopReason.DRAIN_REQUESTED)
+    assert "cannot take" in ended.total.paused["shardId-000000000000"]
+    assert world.worker.summary(StopReason.STOPPED).total.paused == {}
+    world.clock.advance(GIVEN_SECONDS + 1)
+    assert world.worker.summary(StopReason.DRAIN_REQUESTED).total.paused == {}

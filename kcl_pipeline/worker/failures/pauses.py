@@ -16,6 +16,8 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 60.0
+GIVEN_SECONDS: Final = 60.0
+"""How long a shard that was given away while it was paused counts for the end of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class PausedShards:
         self._dependencies = dependencies
         self._lock = threading.Lock()
         self._pauses: dict[str, ShardPause] = {}
+        # Lease keys, with the time and the reason
+        self._given: dict[str, tuple[float, str]] = {}
         self._refused: set[str] = set()
 
     def current(self) -> dict[str, ShardPause]:
@@ -50,6 +54,16 @@ class PausedShards:
     def reasons(self) -> dict[str, str]:
         """Return the reason of each pause by lease key."""
         return {key: pause.reason for key, pause in self.current().items()}
+
+    def reasons_at_the_end(self) -> dict[str, str]:
+        """Return the reasons of a worker that was asked to end.
+
+        The leader moves its leases as soon as it was asked, which may be a report period before the
+        worker learns it. So shards count that were paused when they were given away just now.
+        """
+        since = self._dependencies.clock.monotonic() - GIVEN_SECONDS
+        given = {key: reason for key, (at, reason) in self._given.items() if at >= since}
+        return given | self.reasons()
 
     def pause(self, lease_key: str, reason: str) -> float:
         """Note a failed attempt; return the wait before the next one in seconds.
@@ -84,9 +98,10 @@ class PausedShards:
 
         Shards that this worker does not hold any more are forgotten.
         """
+        now = self._dependencies.clock.monotonic()
         for key in [key for key in self._pauses if key not in consumers]:
             with self._lock:
-                del self._pauses[key]
+                self._given[key] = now, self._pauses.pop(key).reason
         self._refused &= consumers.keys()
         for key, consumer in consumers.items():
             if consumer.refused is not None:
@@ -99,6 +114,8 @@ class PausedShards:
 
     def resume(self, lease_keys: Collection[str]) -> None:
         """End the pauses of these shards, because they were committed or their table is back."""
+        for key in self._given.keys() & set(lease_keys):
+            del self._given[key]
         for key in [key for key in self._pauses if key in lease_keys]:
             with self._lock:
                 pause = self._pauses.pop(key)
