@@ -1,6 +1,7 @@
 """Describe the output table with the metadata that the Dagster UI knows: columns, rows, lineage."""
 
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ COLUMNS: Final = "dagster/column_schema"
 LINEAGE: Final = "dagster/column_lineage"
 ROWS: Final = "dagster/row_count"
 NAME: Final = "dagster/table_name"
-SLOW_SECONDS: Final = 0.5
+COUNT_SHARE: Final = 0.02
+"""Largest part of the time in which rows are counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +64,8 @@ class OutputTable:
         sink: The sink. One that is not a table has no metadata.
         clock: Measures how long the count takes.
         lineage: What `column_lineage` returns.
-        is_slow: Whether a count took longer than `SLOW_SECONDS`. The rows are not counted again,
-            because counting costs the more the more files the table has.
+        count_at: When the rows are counted again, in monotonic seconds. Counting costs the more the
+            more files the table has.
         latest: What was read last.
         reader: The thread of `metadata_within`. None: it was never called.
     """
@@ -71,7 +73,7 @@ class OutputTable:
     sink: Any
     clock: Clock
     lineage: Mapping[str, dg.TableColumnLineage]
-    is_slow: bool = False
+    count_at: float = -math.inf
     latest: dict[str, Any] = field(default_factory=dict)
     reader: threading.Thread | None = None
 
@@ -86,14 +88,17 @@ class OutputTable:
 
         options = delta_options(uri, getattr(self.sink, "storage_options", {}))
         began = self.clock.monotonic()
+        counts = began >= self.count_at
         try:
-            table = DeltaTable(uri, storage_options=options, without_files=self.is_slow)
-            rows = {} if self.is_slow else {ROWS: table.count()}
+            table = DeltaTable(uri, storage_options=options, without_files=not counts)
+            rows = {ROWS: table.count()} if counts else {}
             columns = [_column(one) for one in table.schema().fields]
         except (DeltaError, OSError, ValueError) as error:
             _log.warning("cannot read the output table: %s", first_line(error, options))
             return {}
-        self.is_slow = self.is_slow or self.clock.monotonic() - began > SLOW_SECONDS
+        if counts:
+            now = self.clock.monotonic()
+            self.count_at = now + (now - began) / COUNT_SHARE
         return rows | {COLUMNS: dg.TableSchema(columns)} | dict(self.lineage)
 
     def metadata_within(self, seconds: float) -> dict[str, Any]:

@@ -212,6 +212,21 @@ def test_columns_and_rows_come_from_the_table(tmp_path):
     assert table.metadata_within(60) == found
 
 
+def test_rows_are_counted_in_a_small_part_of_the_time(tmp_path):
+    class SlowClock(VirtualClock):
+        def monotonic(self):
+            self.sleep(1.0)
+            return super().monotonic()
+
+    clock = SlowClock()
+    table = OutputTable(DeltaSink(str(tmp_path)), clock, {})
+    write_deltalake(str(tmp_path), pa.table({"id": ["a"]}))
+    counts = [table.metadata().get("dagster/row_count") for _ in range(60)]
+    assert counts[:2] == [1, None]
+    assert counts.count(1) == 2
+    assert len(table.metadata()["dagster/column_schema"].columns) == 1
+
+
 def test_a_sink_that_is_no_table_has_no_columns():
     assert OutputTable(ForeachArrowSink(write), VirtualClock(), {}).metadata() == {}
 
