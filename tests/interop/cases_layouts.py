@@ -79,7 +79,8 @@ def moved(fleet: InteropFleet) -> Found:
         fleet.stop(ours)
     name = fleet.application.name
     old = f"{name}-CoordinatorState"
-    fleet.wait("PENDING", lambda: _status(state(fleet, old, "key")) == "PENDING", 600)
+    # Rows of workers of ours that were killed count for Java until they are ten minutes old
+    fleet.wait("PENDING", lambda: _status(state(fleet, old, "key")) == "PENDING", 800)
     said = _refused(fleet)
     changed = int(state(fleet, old, "key")["mts"]["N"])
     fleet.dynamodb.update_item(
