@@ -164,7 +164,13 @@ class TableSink:
                 raise SinkError(
                     f"{self._log.name}: {MAX_ATTEMPTS} attempts to commit lost to other writers"
                 )
-            decided = self._round(commit)
+            try:
+                decided = self._round(commit)
+            except TableMismatchError:
+                # Nobody may land it until the table fits again; then its writer looks at the log
+                if self._announcements is not None:
+                    self._announcements.remove([commit.batch])
+                raise
             if decided is None and commit.is_alone and not commit.suspects:
                 self._back_off(attempt)
         # Who lands an announcement removes it. An attempt may have landed without an answer.

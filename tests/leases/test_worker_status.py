@@ -146,7 +146,12 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     assert row.status.totals is not None
     assert row.status.totals.records == 40
     expected = WorkerStatus(
-        0, lags=lags, unavailable=(), totals=row.status.totals, version=__version__
+        0,
+        lags=lags,
+        unavailable=(),
+        totals=row.status.totals,
+        version=__version__,
+        read_leases=1,
     )
     assert row.status == expected
 

@@ -256,8 +256,8 @@ def test_several_wrong_settings_are_all_named():
         (("orders", ["orders"]), "sink=None is not a sink. Write sink=DeltaSink("),
         ((), "KinesisPipeline has no name."),
         (
-            ("a", ["a"], SINK, None, None, Fleet(), {}, {}, None, 9),
-            "has 9 arguments, but 10 are given.",
+            ("a", ["a"], SINK, None, None, Fleet(), {}, {}, None, None, 10),
+            "has 10 arguments, but 11 are given.",
         ),
     ],
 )

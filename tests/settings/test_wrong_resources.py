@@ -22,12 +22,11 @@ from kcl_pipeline import (
 )
 
 SECRET = "a-secret-of-someone"
+WRONG_SETTING = '{"application_name": "a", "streams": ["b"], "lease": {"failover_time_milis": 5}}'
 
 
 def leases(**arguments: object) -> LeaseTableResource:
-    return LeaseTableResource(
-        **({"aws": AwsResource(), "application_name": "orders", "streams": ["orders"]} | arguments)
-    )
+    return LeaseTableResource(**({"aws": AwsResource(), "application_name": "orders"} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -39,10 +38,13 @@ def leases(**arguments: object) -> LeaseTableResource:
         ),
         (lambda: AwsResource(region_name=5), "region_name=5 is not a string."),
         (lambda: SparkResource(app_nam="x"), "Did you mean app_name?"),
-        (lambda: leases(overides={}), "overides is not a field of LeaseTableResource. Did you"),
-        (lambda: leases(streams="orders"), "streams='orders' is not a list of strings."),
         (
-            lambda: leases(overrides={"lease": {"failover_time_milis": 5}}).table(),
+            lambda: leases(lease_tabel_name="x"),
+            "is not a field of LeaseTableResource. Did you mean",
+        ),
+        (lambda: leases(application_name=5), "application_name=5 is not a string."),
+        (
+            lambda: leases(settings_json=WRONG_SETTING).table(),
             "Did you mean lease.failover_time_millis?",
         ),
         (

@@ -38,6 +38,23 @@ def token_for(model: KinesisModel, shard: str = ZERO, kind: str = "TRIM_HORIZON"
     )
 
 
+def test_two_streams_of_a_name_have_no_second_of_creation_in_common() -> None:
+    """Keys of leases and positions have whole seconds."""
+    model, clock = model_with()
+
+    def created_seconds() -> int:
+        answer = model.call("DescribeStreamSummary", StreamName="s")
+        return int(answer["StreamDescriptionSummary"]["StreamCreationTimestamp"]) // 1000
+
+    seconds = [created_seconds()]
+    for _ in range(3):
+        model.call("DeleteStream", StreamName="s")
+        clock.advance(0.1)
+        model.create_stream("s", 1)
+        seconds.append(created_seconds())
+    assert sorted(set(seconds)) == seconds
+
+
 # -- sequence numbers
 # ----------------------------------------------------------------------------
 

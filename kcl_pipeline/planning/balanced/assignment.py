@@ -159,14 +159,15 @@ class Assignment:
             for r in self.resources
         )
 
-    def taker(self, i: int, *, loosest: bool = False) -> int:
+    def taker(self, i: int, *, loosest: bool = False, in_other_group: bool = False) -> int:
         """Return the worker with the least free capacity that can take the lease; -1: none can.
 
-        `loosest`: with the most free capacity.
+        `loosest`: with the most free capacity. `in_other_group`: not in the group that has it.
         """
         best = (math.inf, -1)
+        own_group = self.problem.group_of[self.owner[i]] if in_other_group else -1
         for g, room in enumerate(self._rooms):
-            if not self.fits_group(i, g):
+            if g == own_group or not self.fits_group(i, g):
                 continue
             first = bisect_left(room, (self.sizes[i], -1))
             tightest = islice(room, first, first + _PROBES)

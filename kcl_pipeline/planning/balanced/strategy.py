@@ -248,7 +248,8 @@ class _Search:
     def _leave_groups(self) -> bool:
         """Move leases out of groups above their limit; return whether one is still above it.
 
-        The heaviest go first that another worker has capacity for. Where none has, lighter ones go.
+        The heaviest go first that a worker of another group has capacity for. Where none has,
+        lighter ones go.
         """
         state, lightest = self.state, math.inf
         while leases := self._of_uneven_groups(lightest):
@@ -256,13 +257,13 @@ class _Search:
             for i in sorted(leases, key=state.sizes.__getitem__, reverse=True):
                 if not self._may_go_on():
                     return False
-                taker = state.taker(i, loosest=True)
+                taker = state.taker(i, loosest=True, in_other_group=True)
                 if taker >= 0:
                     self._move(i, taker)
                 else:
                     refused = state.sizes[i]
             if refused == math.inf:
-                return False
+                break
             lightest = refused
         return state.group_excess() > EPSILON
 

@@ -51,10 +51,25 @@ class World:
         self.streams: dict[str, Stream] = {}
         self.lock = threading.RLock()
         self.serial = 0
+        self._created_seconds: dict[str, int] = {}
 
     def now_millis(self) -> int:
         """Epoch milliseconds of the model's clock."""
         return round(self.clock.wall() * 1000)
+
+    def creation_millis(self, name: str) -> int:
+        """The creation time of a stream that is created now.
+
+        Lease keys and keys of positions have its whole seconds. The service needs seconds to delete
+        a stream, so that two streams of a name never have the same second; here the second stream
+        gets the next one.
+        """
+        millis = self.now_millis()
+        before = self._created_seconds.get(name)
+        if before is not None:
+            millis = max(millis, (before + 1) * 1000)
+        self._created_seconds[name] = millis // 1000
+        return millis
 
     def arn(self, stream_name: str) -> str:
         """The ARN of a stream of this account."""

@@ -227,19 +227,21 @@ class FailureIsolation:
             return None
         first = merged.slice(0, 1)
         return (
+            f"{first['error'][0].as_py()} (the record at {_place(first, 0)}); "
             f"{merged.num_rows} of {records} records fail, and "
-            f"{self._limits.reason(key, records)}; first failure: the record at "
-            f"{_place(first, 0)}: {first['error'][0].as_py()}"
+            f"{self._limits.reason(key, records)}"
         )
 
     def _over_text(self, key: str, records: pa.Table, failures: _Failures) -> str:
-        """Return why a lease pauses whose search went over its limit."""
+        """Return why a lease pauses whose search went over its limit.
+
+        The error comes first, because tables and rows show the beginning of the sentence only.
+        """
         first = failures.first_error
         if failures.errors:
             row = min(failures.errors)
-            first = f"the record at {_place(records, row)}: {failures.errors[row]}"
-        reason = self._limits.reason(key, records.num_rows)
-        return f"{failures.over}, and {reason}; first failure: {first}"
+            first = f"{failures.errors[row]} (the record at {_place(records, row)})"
+        return f"{first}; {failures.over}, and {self._limits.reason(key, records.num_rows)}"
 
     def _write(self, batch: Batch) -> Written:
         return self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
