@@ -124,7 +124,11 @@ def test_the_output_page_says_since_when_nothing_arrives(stage: Stage, looker: B
 
 def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Browser):
     stage.publish(100)
-    stage.wait("a second report, without which there is no line", lambda: stage.reported(2))
+    stage.wait(
+        "a second report, without which there is no line",
+        lambda: stage.reported(2, "dagster/row_count"),
+        seconds=150,
+    )
     looker.open(f"{stage.page.url}/assets/orders/events?view=overview")
     looker.wait_for("Plots", "dead_letters", seconds=90)
     looker.click("Plots")

@@ -20,7 +20,7 @@ from tests.support.fleet_processes import CLOCK, PIPELINES, wait_until
 JOB = "orders_consume"
 SHARDS = 3
 REPORTED = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
-  assetMaterializations(limit: 10) { timestamp } } } }"""
+  assetMaterializations(limit: 10) { metadataEntries { label } } } } }"""
 
 
 class Stage:
@@ -72,10 +72,14 @@ class Stage:
         except self.dynamodb.exceptions.ResourceNotFoundException:
             return []
 
-    def reported(self, times: int = 1) -> bool:
-        """Whether so many materializations of the output were reported."""
+    def reported(self, times: int = 1, label: str | None = None) -> bool:
+        """Whether so many materializations of the output were reported, with metadata so named."""
         found = self.page._ask(REPORTED, key={"path": ["orders", "events"]})["assetOrError"]
-        return len(found.get("assetMaterializations", ())) >= times
+        labels = [
+            {entry["label"] for entry in report["metadataEntries"]}
+            for report in found.get("assetMaterializations", ())
+        ]
+        return sum(label is None or label in names for names in labels) >= times
 
     def consuming(self) -> bool:
         """Whether a run of the sensor's holds every lease, and everything published is in the

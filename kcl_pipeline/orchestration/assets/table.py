@@ -20,7 +20,7 @@ COLUMNS: Final = "dagster/column_schema"
 LINEAGE: Final = "dagster/column_lineage"
 ROWS: Final = "dagster/row_count"
 NAME: Final = "dagster/table_name"
-COUNT_SHARE: Final = 0.02
+COUNT_SHARE: Final = 0.05
 """Largest part of the time in which rows are counted."""
 
 _log = logging.getLogger(__name__)
