@@ -106,10 +106,8 @@ def create_stream(world: World, params: Params) -> Answer:
     distribution = _distribution_of(params, mode)
     now_millis = world.now_millis()
     world.serial += 1
-    created_millis = world.creation_millis(name)
-    stream = Stream(
-        name, world.arn(name), world.settings.account, world.serial, created_millis, mode
-    )
+    stream = Stream(name, world.arn(name), world.settings.account, world.serial, now_millis, mode)
+    stream.created_millis = world.creation_millis(name)
     stream.record_distribution = distribution
     stream.max_record_bytes = int(params.get("MaxRecordSizeInKiB") or 1024) * 1024
     _add_tags(stream.tags, params.get("Tags") or {})
