@@ -106,6 +106,7 @@ def pytest_xdist_make_scheduler(config, log):
 """
 
 
+@pytest.mark.long  # it waited in vain once, beside the rest of the suite
 @pytest.mark.parametrize("crashing", [("a",), ("c",), ("d",), ("a", "b", "d")])
 def test_a_process_that_crashes_is_one_failed_test(tmp_path, crashing):
     (tmp_path / "conftest.py").write_text(CONFTEST)
@@ -115,7 +116,8 @@ def test_a_process_that_crashes_is_one_failed_test(tmp_path, crashing):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
     run = subprocess.run(
         [*command, "--no-loadscope-reorder", "--rootdir", tmp_path, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
