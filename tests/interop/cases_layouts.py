@@ -1,4 +1,4 @@
-"""Cases of the move to a single table, of older versions, and of a stream that is created again."""
+"""Cases of the move to a single table, of KCL before 3.5, and of a stream that is created again."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def upgrade(fleet: InteropFleet) -> Found:
 def older(fleet: InteropFleet) -> Found:
     """A version that does not know the single table joins.
 
-    The older version meets rows that are no leases. It ends by itself, with or without its two
-    tables. With them, or with a row of a worker without `sup`, our start is refused.
+    A Java worker before 3.5 meets rows that are no leases. It ends by itself, with or without its
+    two tables. With them, or with a row of a worker without `sup`, our start is refused.
     """
     fleet.start("ours")
     fleet.wait("leases", lambda: all_held(fleet))

@@ -186,7 +186,7 @@ def two_clusters() -> TakingFleet:
 
 
 def test_two_clusters_of_workers_stay_uneven_without_a_leader(two_clusters):
-    """The target is two: whoever has one needs only one more, and steals nothing."""
+    """The target is two: a worker that has one needs only one more, and steals nothing."""
     assert two_clusters.by_cluster() == {"a": 8, "b": 4}
     moved = two_clusters.happened(LeaseMoved)
     two_clusters.run(1000)

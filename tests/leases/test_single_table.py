@@ -190,7 +190,7 @@ OLD = {name: value for name, value in WORKER_ITEM.items() if name not in ("sup",
     [
         OLD,
         WORKER_ITEM | {"sup": {"N": "0"}},
-        WORKER_ITEM | {"lut": {"N": "1760000200"}},  # an older version under the same id
+        WORKER_ITEM | {"lut": {"N": "1760000200"}},  # a Java worker before 3.5 under the same id
     ],
 )
 def test_a_worker_before_3_5_is_refused_before_anything_is_written(row):

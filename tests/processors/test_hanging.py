@@ -80,6 +80,16 @@ def run(world, seconds):
         time.sleep(0.001)
 
 
+def in_a_call(hang, **settings):
+    """A world in which the processor of shard 1 hangs with one record, and the others wait."""
+    hanging = hang("process_records")
+    world, calls = hanging.world(**settings), hanging.calls
+    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
+    put_into(world, 1, b"v")
+    run_until(world, hanging.began.is_set)
+    return hanging, world, calls
+
+
 def test_the_other_shards_go_on(hang):
     hanging = hang("process_records")
     world, calls = hanging.world(), hanging.calls
@@ -102,11 +112,7 @@ def test_the_other_shards_go_on(hang):
 
 
 def test_a_call_that_fails_late_pauses_its_shard(hang):
-    hanging = hang("process_records")
-    world, calls = hanging.world(), hanging.calls
-    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
-    put_into(world, 1, b"v")
-    run_until(world, hanging.began.is_set)
+    hanging, world, calls = in_a_call(hang)
     run(world, 2)
 
     def fails():
@@ -160,11 +166,7 @@ def test_a_hanging_shard_ended(hang):
 
 
 def test_a_handoff_waits_for_its_call_and_no_other(hang):
-    hanging = hang("process_records")
-    world, calls = hanging.world(), hanging.calls
-    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
-    put_into(world, 1, b"v")
-    run_until(world, hanging.began.is_set)
+    hanging, world, calls = in_a_call(hang)
     for shard in (0, 1):
         world.leases.view().initiate_handoff(row_of(world, shard), "w-9")
     deadline = time.monotonic() + 60
@@ -182,11 +184,7 @@ def test_a_handoff_waits_for_its_call_and_no_other(hang):
 
 
 def test_a_lease_that_comes_back_waits_for_the_former_call(hang):
-    hanging = hang("process_records")
-    world, calls = hanging.world(), hanging.calls
-    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
-    put_into(world, 1, b"v")
-    run_until(world, hanging.began.is_set)
+    hanging, world, calls = in_a_call(hang)
     world.leases.view().assign(row_of(world, 1), "w-9")
     run_until(world, lambda: row_of(world, 1).owner == "w-1")
     run(world, 5)
@@ -199,11 +197,7 @@ def test_a_lease_that_comes_back_waits_for_the_former_call(hang):
 
 
 def test_it_is_reported(hang):
-    hanging = hang("process_records")
-    world, calls = hanging.world(worker={"hung_after_millis": 10_000}), hanging.calls
-    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
-    put_into(world, 1, b"v")
-    run_until(world, hanging.began.is_set)
+    hanging, world, calls = in_a_call(hang, worker={"hung_after_millis": 10_000})
     run(world, 15)
     (event,) = world.of(WorkerHung)
     assert event.lease_keys == (STUCK,)
@@ -213,11 +207,7 @@ def test_it_is_reported(hang):
 
 
 def test_a_stop_releases_the_leases_of_the_others(hang):
-    hanging = hang("process_records")
-    world, calls = hanging.world(worker={"stop_timeout_millis": 300}), hanging.calls
-    run_until(world, lambda: len(calls.inputs("initialize")) == 3)
-    put_into(world, 1, b"v")
-    run_until(world, hanging.began.is_set)
+    hanging, world, calls = in_a_call(hang, worker={"stop_timeout_millis": 300})
     world.worker.shut_down(Background(world.clock), StopReason.STOPPED)
     assert {lease.owner for lease in rows_of(world).values()} == {None}
     assert len(calls.inputs("shutdown_requested")) == len(calls.inputs("lease_lost")) == 2

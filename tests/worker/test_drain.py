@@ -208,6 +208,11 @@ def test_an_unexpected_error_of_a_step_ends_the_drain_with_its_type(monkeypatch)
     assert "KeyError: 'a defect'" in world.worker.summary(StopReason.FAILED).error
 
 
+def read_everything_itself(world):
+    assert world.workers["d"].summary(StopReason.DRAINED).elsewhere == {}
+    assert world.of(ShardsLeftToOthers) == []
+
+
 def beside_a_fleet(records: int = 10) -> StreamsWorld:
     """Two workers with two shards each, and a worker that drains."""
     world = StreamsWorld("a", shards=4)
@@ -240,8 +245,7 @@ def test_a_drain_alone_leaves_nothing_to_others():
     world.start("d", "a", drain=True)
     world.run_until(world.drains["d"].done, 60)
     assert world.has_all()
-    assert world.workers["d"].summary(StopReason.DRAINED).elsewhere == {}
-    assert world.of(ShardsLeftToOthers) == []
+    read_everything_itself(world)
 
 
 def test_a_worker_that_is_dead_does_not_count():
@@ -250,8 +254,7 @@ def test_a_worker_that_is_dead_does_not_count():
         del world.workers[name]
     world.run_until(world.drains["d"].done, 120)
     assert world.has_all()
-    assert world.workers["d"].summary(StopReason.DRAINED).elsewhere == {}
-    assert world.of(ShardsLeftToOthers) == []
+    read_everything_itself(world)
 
 
 def test_rows_that_name_a_worker_that_was_killed_before_the_drain_began_are_drained():

@@ -369,7 +369,7 @@ def _supports_single_table(item: Item) -> bool:
     if (seconds_of(item, SUPPORT_CODE) or 0) < 1:
         return False
     reported, supported = seconds_of(item, LAST_UPDATE), seconds_of(item, SUPPORT_CODE_UPDATE)
-    # an older version under the same id updates `lut`, and leaves `sup` and `slu` as they are
+    # a Java worker before 3.5 under the same id updates `lut`, and leaves `sup` and `slu`
     return reported is None or supported is None or reported - supported <= SUPPORT_SECONDS
 
 

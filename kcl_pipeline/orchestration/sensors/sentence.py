@@ -106,7 +106,7 @@ def runs_text(
 def cursor_text(sentence: str, memory: AutoscalerMemory) -> str:
     """The cursor: the sentence, then the memory of the autoscaler without its default values.
 
-    Older and newer versions read it: they ignore entries that they do not know.
+    Entries that are not known are ignored when it is read.
     """
     entries = memory.model_dump(mode="json", exclude_defaults=True) | {"desired": memory.desired}
     rounded = {

@@ -23,7 +23,7 @@ class Coordination:
     """Decide for one worker whether a leader assigns its leases. One thread calls it.
 
     In a leaderless application, and while workers of KCL 2.x may run (client version
-    UPGRADE_FROM_2X or 2X), the worker takes leases, and whoever has the lock creates and deletes
+    UPGRADE_FROM_2X or 2X), the worker takes leases, and the owner of the lock creates and deletes
     them. In other applications only a leader assigns leases, so that none is while nobody can lead.
 
     Args:

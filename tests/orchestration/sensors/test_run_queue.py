@@ -174,7 +174,7 @@ def test_workers_that_keep_dying_fail_the_check_until_one_lives(instance):
 
 @pytest.mark.parametrize("version", [None, "former"])
 def test_the_button_evaluates_the_same(version):
-    """Failures of a former version say nothing about this one."""
+    """Failures of former code of the user say nothing about the code of now."""
     tags = TAGS if version is None else {**TAGS, VERSION_TAG: version}
     pipeline = FakePipeline()
     defs = build_definitions(pipeline, DagsterOptions(leader_default_running=True))
