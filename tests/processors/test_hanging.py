@@ -197,7 +197,7 @@ def test_a_lease_that_comes_back_waits_for_the_former_call(hang):
 
 
 def test_it_is_reported(hang):
-    hanging, world, calls = in_a_call(hang, worker={"hung_after_millis": 10_000})
+    hanging, world, _calls = in_a_call(hang, worker={"hung_after_millis": 10_000})
     run(world, 15)
     (event,) = world.of(WorkerHung)
     assert event.lease_keys == (STUCK,)
@@ -207,7 +207,7 @@ def test_it_is_reported(hang):
 
 
 def test_a_stop_releases_the_leases_of_the_others(hang):
-    hanging, world, calls = in_a_call(hang, worker={"stop_timeout_millis": 300})
+    _hanging, world, calls = in_a_call(hang, worker={"stop_timeout_millis": 300})
     world.worker.shut_down(Background(world.clock), StopReason.STOPPED)
     assert {lease.owner for lease in rows_of(world).values()} == {None}
     assert len(calls.inputs("shutdown_requested")) == len(calls.inputs("lease_lost")) == 2
