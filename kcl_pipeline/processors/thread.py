@@ -49,8 +49,9 @@ class ProcessorThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call runs or waits. Any thread may read it."""
-        return self._is_running
+        """Whether a call runs or waits. If not, all futures are done. Any thread may read it."""
+        with self._lock:
+            return self._is_running
 
     def add(self, call: Callable[[], object]) -> Future[None]:
         """Make a call after those that were added before."""
@@ -80,11 +81,10 @@ class ProcessorThread:
             except BaseException as raised:  # noqa: BLE001 (`result` raises it)
                 error = raised
             self.running = None
-            with self._lock:
-                # Before the future is set: who waits for it asks then whether the shard is busy.
+            with self._lock:  # `is_busy` and the future change together
                 is_last = not self._waiting
                 self._is_running = not is_last
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)

@@ -8,7 +8,9 @@ import time
 import pytest
 
 from kcl_pipeline.background import Background
+from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import ShardEnded, WorkerHung, WorkerResumed
+from kcl_pipeline.processors.thread import ProcessorThread
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
 from tests.support.worker_world import numbered
@@ -226,3 +228,20 @@ def test_a_drain_waits_for_its_call(hang):
     hanging.release.set()
     run_until(world, drain.done)
     assert drain.unread() is None
+
+
+def test_a_call_has_an_outcome_as_soon_as_its_thread_is_not_busy():
+    thread, release = ProcessorThread(STUCK, SystemClock(), parallel=True), threading.Event()
+    call = thread.add(lambda: release.wait(60))
+    set_result = call.set_result
+
+    def set_late(result):
+        time.sleep(0.2)
+        set_result(result)
+
+    call.set_result = set_late
+    release.set()
+    deadline = time.monotonic() + 60
+    while thread.is_busy:
+        assert time.monotonic() < deadline
+    assert call.done()
