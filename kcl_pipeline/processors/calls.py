@@ -204,7 +204,7 @@ class ProcessorCalls:
 
     # -- leases
 
-    def begin(self, starts: Sequence[tuple[Held, str]]) -> dict[str, Exception]:
+    def begin(self, starts: Sequence[tuple[Held, str]]) -> dict[str, Exception | None]:
         """Create and initialize the processors of shards that will be read.
 
         Args:
@@ -212,8 +212,8 @@ class ProcessorCalls:
                 is read again after a failure keeps its processor.
 
         Returns:
-            By lease key, the errors of processors that could not be initialized. Call again for
-            them, and for a shard that is busy now: it has no error yet.
+            By lease key, the error of a processor that could not be initialized. None: it is
+            initialized. A shard whose call runs is missing. Call again for it, and after an error.
         """
         self.lose(
             [
@@ -232,14 +232,14 @@ class ProcessorCalls:
                 state.start = thread.add(partial(self._initialize, state, stream))
         begun = [self._shards[held.lease_key] for held, _ in starts]
         _wait([state.start for state in begun])
-        errors = {
-            state.held.lease_key: error
-            for state in begun
-            if (error := _error_of(state.start)) is not None
+        keys = [state.held.lease_key for state in begun]
+        outcomes = {
+            key: _error_of(self._shards[key].start) for key in keys if not self.is_busy(key)
         }
-        for key in errors:
-            del self._shards[key]
-        return errors
+        for key, error in outcomes.items():
+            if error is not None:
+                del self._shards[key]
+        return outcomes
 
     def _initialize(self, state: _ShardState, stream: str) -> None:
         lease, processor = state.held.lease, self._settings.new()

@@ -9,7 +9,8 @@ import pytest
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.events import ShardEnded, WorkerHung, WorkerResumed
+from kcl_pipeline.events import ShardEnded, ShardPaused, WorkerHung, WorkerResumed
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.processors.thread import ProcessorThread
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
@@ -142,6 +143,34 @@ def test_a_hanging_initialize(hang):
     hanging.release.set()
     run_until(world, lambda: len(calls.data()) == 30)
     assert len(calls.made) == 3
+
+
+def test_an_initialize_that_fails_just_after_the_worker_has_waited_is_called_again(
+    hang, monkeypatch
+):
+    hanging, begin = hang("initialize"), ProcessorCalls.begin
+
+    def fails():
+        hanging.then = lambda: None
+        raise ValueError("boom")
+
+    def begin_then_fail(self, starts):
+        outcomes = begin(self, starts)
+        if hanging.began.is_set():
+            hanging.release.set()
+            deadline = time.monotonic() + 60
+            while self.is_busy(STUCK):
+                assert time.monotonic() < deadline
+        return outcomes
+
+    hanging.then = fails
+    monkeypatch.setattr(ProcessorCalls, "begin", begin_then_fail)
+    world, calls = hanging.world(), hanging.calls
+    run_until(world, hanging.release.is_set)
+    put_into(world, 1, b"v")
+    run_until(world, lambda: calls.data() == [b"v"])
+    assert len(calls.inputs("initialize")) == 4
+    assert world.of(ShardPaused) == []
 
 
 def test_a_hanging_shard_ended(hang):

@@ -213,8 +213,10 @@ class Lifecycle:
             for c in starting
             if isinstance(position := started[c.lease_key], Position) and not position.is_shard_end
         ]
-        outcomes = {**started, **processors.begin(reading)}
-        return {key: one for key, one in outcomes.items() if not processors.is_busy(key)}
+        begun = processors.begin(reading)
+        running = {held.lease_key for held, _ in reading} - begun.keys()
+        errors = {key: error for key, error in begun.items() if error is not None}
+        return {key: one for key, one in {**started, **errors}.items() if key not in running}
 
     def _is_called(self, held: Held) -> bool:
         """Return whether a call of the record processor of a shard has not returned."""
