@@ -135,8 +135,8 @@ class ProcessorCalls:
     """Both the `BatchWriter` and the `Sink` of a `ProcessorSink`, and its calls about leases.
 
     The processing thread of the worker uses it. Each processor has a thread of its own, and the
-    worker waits at most `CALL_SECONDS` for it. While a call runs longer, `is_busy` is true, and the
-    worker takes no step for the shard.
+    worker waits at most `CALL_SECONDS` for it, or longer when it ends (`leave`, `lose`). While a
+    call runs longer, `is_busy` is true, and the worker takes no step for the shard.
 
     Args:
         settings: Creates processors.
@@ -429,8 +429,10 @@ class ProcessorCalls:
             reads: When shards without a record that waits were last read (monotonic seconds), by
                 lease key. There is one call for each read.
         """
-        calls, lag = [], self._lag() if self._calls_empty else {}
-        for key, read_at in reads.items() if self._calls_empty else ():
+        if not self._calls_empty:
+            return
+        calls, lag = [], self._lag()
+        for key, read_at in reads.items():
             shard = self._shards.get(key)
             if read_at is None or shard is None or shard.thread.is_busy:
                 continue

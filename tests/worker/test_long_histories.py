@@ -35,7 +35,7 @@ def drain_of(streams, leases, consumers=(), paused=()):
 
 
 class CountedLease(Lease):
-    """Counts how often a look at the leases reads its stream."""
+    """Counts how often all leases together are asked whether they have ended."""
 
     read = 0
 

@@ -102,6 +102,8 @@ class PausedShards:
         for key in [key for key in self._pauses if key not in consumers]:
             with self._lock:
                 self._given[key] = now, self._pauses.pop(key).reason
+        for key in [key for key, (at, _) in self._given.items() if now - at > GIVEN_SECONDS]:
+            del self._given[key]
         self._refused &= consumers.keys()
         for key, consumer in consumers.items():
             if consumer.refused is not None:

@@ -72,10 +72,11 @@ class HangWatch:
         if doing.step is None or seconds < self._after_seconds:
             self._resume()
             return
-        waiting = self._waiting(doing.since)
         if is_call:
             hung = [call for call in calls if now - call.since >= self._after_seconds]
             waiting = tuple(sorted({call.lease_key for call in hung}))
+        else:
+            waiting = self._waiting(doing.since)
         if not waiting:
             self._resume()
             return
