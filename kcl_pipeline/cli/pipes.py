@@ -7,9 +7,9 @@ and sets two variables of the environment: the context of the run, and where mes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_pipes import (
     DAGSTER_PIPES_CONTEXT_ENV_VAR,
@@ -21,16 +21,13 @@ from dagster_pipes import (
     open_dagster_pipes,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-Report = Callable[[str, "Mapping[str, object] | None"], None]
+Report = Callable[[str, Mapping[str, object] | None], None]
 """Gets a line for the log of the run, and with the last line the summary of the worker."""
 
 
 @contextmanager
 def reporting() -> Iterator[Report | None]:
-    """Return what reports to the run. None: no Pipes client has started this process."""
+    """Yield what reports to the run. None: no Pipes client has started this process."""
     if DAGSTER_PIPES_CONTEXT_ENV_VAR not in os.environ:
         yield None
         return

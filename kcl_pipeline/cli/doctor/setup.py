@@ -310,9 +310,6 @@ def stream_findings(
     return None
 
 
-ACTION: Final = "cloudwatch:PutMetricData"
-
-
 def check_metrics(settings: ConsumerSettings, clients: AwsClients) -> Iterator[Finding]:
     """One finding for each backend of `metrics_backends`; nothing is written."""
     for backend in dict.fromkeys(settings.metrics.metrics_backends):
@@ -332,8 +329,8 @@ def check_metrics(settings: ConsumerSettings, clients: AwsClients) -> Iterator[F
 
 def _check_cloudwatch(namespace: str, clients: AwsClients) -> Finding:
     """CloudWatch checks the permission first, and then rejects a value that is not a number."""
-    subject = "metrics cloudwatch"
-    allowed = ok(subject, f"allowed: {ACTION} for the namespace {namespace}")
+    subject, action = "metrics cloudwatch", "cloudwatch:PutMetricData"
+    allowed = ok(subject, f"allowed: {action} for the namespace {namespace}")
     try:
         with aws_errors("cloudwatch", "PutMetricData", f"namespace {namespace}"):
             clients.cloudwatch.put_metric_data(
@@ -345,13 +342,13 @@ def _check_cloudwatch(namespace: str, clients: AwsClients) -> Finding:
     except AccessDeniedError as error:
         return problem(
             subject,
-            f"{ACTION} is denied: {error}",
-            f"allow {ACTION} for the namespace {namespace} in the IAM policy of these credentials",
+            f"{action} is denied: {error}",
+            f"allow {action} for the namespace {namespace} in the IAM policy of these credentials",
         )
     except AwsError as error:
         return problem(
             subject,
-            f"{ACTION} fails: {error}",
+            f"{action} fails: {error}",
             "try again; if it fails again, check the AWS health status and the network",
         )
     return allowed

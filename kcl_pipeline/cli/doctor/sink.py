@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.cli.doctor.setup import ok, problem, warning
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
@@ -78,8 +79,6 @@ def check_dead_letters(uri: str, options: Mapping[str, str], clock: Clock) -> It
 
 def dead_letter_table(pipeline: object) -> tuple[str, Mapping[str, str]] | None:
     """The address and storage options of a pipeline's dead-letter table; None without one."""
-    from kcl_pipeline.batch import dead_letter_address  # noqa: PLC0415 (it needs pyarrow)
-
     sink = getattr(pipeline, "sink", None)
     address = dead_letter_address(sink)
     if address is None:
