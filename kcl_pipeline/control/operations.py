@@ -339,9 +339,7 @@ class ReplayOperation(OperationRequest):
         replaying = LettersReplay(context.pipeline, clock, SystemRandom())
         plan = replaying.plan(request)
         if self.dry_run:
-            shown = {"dry_run": True, **texts.letters_as_dict(plan)}
-            shown["shards"] = dict(plan.letters.streams)
-            return Effect(shown, texts.letters_dry_run(plan))
+            return Effect(texts.letters_dry_run_as_dict(plan), texts.letters_dry_run(plan))
         for line in texts.letters(plan):
             context.say(line)
         done = replaying.run(

@@ -133,7 +133,8 @@ def findings_of(
         "the record of losses": CheckName.LOSSES,
     }
     # What is judged without these rows would be wrong, such as leases without a worker.
-    rows = [one.part for one in snapshot.failures if one.part in list(parts)[:2]]
+    of_rows = {CheckName.COVERED, CheckName.WORKERS}
+    rows = [failure.part for failure in snapshot.failures if parts.get(failure.part) in of_rows]
     found: list[Finding] = []
     for check, judged in checks.items():
         own = [f for f in snapshot.failures if parts.get(f.part, CheckName.COVERED) is check]

@@ -180,8 +180,14 @@ def letters_as_dict(planned: LettersPlan) -> dict[str, Any]:
 
 
 def dry_run_as_dict(planned: ReplayPlan, shards: Mapping[str, int]) -> dict[str, Any]:
-    """A dry run for JSON output."""
+    """A dry run of a replay of a time range for JSON output."""
     return {"dry_run": True, **plan_as_dict(planned), "shards": dict(shards)}
+
+
+def letters_dry_run_as_dict(planned: LettersPlan) -> dict[str, Any]:
+    """A dry run of a replay of dead letters for JSON output."""
+    shards = dict(planned.letters.streams)
+    return {"dry_run": True, **letters_as_dict(planned), "shards": shards}
 
 
 def replayed_as_dict(done: Replayed) -> dict[str, Any]:
