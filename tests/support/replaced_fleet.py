@@ -1,7 +1,8 @@
 """A leader sensor, and runs, workers and a leader that a test plays, in virtual time.
 
 A tick takes five seconds. The leader moves each lease to its successor at one tick, and its shard
-is read at the next one. A worker that is asked to end does so at the next tick.
+is read at the next one. A worker that is asked to end does so at the next tick: it deletes its row.
+Its run ends at the tick after that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Fleet:
 
     Attributes:
         alive: The runs whose workers live.
+        ending: The runs whose workers have ended, and how they will end.
         broken: Versions whose workers pause a shard as soon as they have read it.
         is_busy: Whether records arrive, so that a worker commits what it has read.
         reads: Whether the shards can be read.
@@ -49,6 +51,7 @@ class Fleet:
         self.table = leases(SHARDS, [None])
         self.read: set[tuple[str, str]] = set()
         self.started: dict[str, float] = {}
+        self.ending: list[tuple[dg.DagsterRun, Kind]] = []
         self.deploy(version)
 
     def deploy(self, version: str) -> None:
@@ -112,6 +115,8 @@ class Fleet:
         return run.tags.get("kcl/version", "none")
 
     def _end_drained(self) -> None:
+        while self.ending:
+            self._note(*self.ending.pop())
         for run in list(self.alive):
             worker_id = self.stage.worker_of(run)
             row = self.stage.workers.rows.get(worker_id)
@@ -122,7 +127,7 @@ class Fleet:
                 del self.stage.workers.rows[worker_id]
                 self._give(worker_id, None)
                 is_paused = row.status is not None and row.status.paused_leases
-                self._note(run, Kind.RUN_FAILURE if is_paused else Kind.RUN_SUCCESS)
+                self.ending.append((run, Kind.RUN_FAILURE if is_paused else Kind.RUN_SUCCESS))
 
     def _move(self) -> None:
         """What the leader does: free leases are spread, those of a former worker are moved."""

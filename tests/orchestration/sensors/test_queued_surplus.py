@@ -59,3 +59,17 @@ def test_a_smaller_fleet_keeps_its_workers_and_empties_the_queue(instance):
     assert {instance.get_run_by_id(run.run_id).status for run in started} == {S.STARTED}
     assert "canceling 2 queued runs" in result.skip_reason.skip_message
     assert stage().skip_reason.skip_message.endswith("2 of 2 workers run")
+
+
+def test_no_other_worker_is_drained_while_the_run_of_a_drained_one_ends(instance):
+    """A worker deletes its row when it ends. Its run ends some seconds later."""
+    stage = Stage(instance, FakePipeline(workers=FakeFleet(min=2, max=2)))
+    workers = [stage.worker_of(stage.run()) for _ in range(3)]
+    stage.workers.beat(*workers)
+    stage()
+    (drained,) = stage.workers.drained
+    del stage.workers.rows[drained]
+    for _ in range(3):
+        stage.workers.beat(*(worker_id for worker_id in workers if worker_id != drained))
+        assert not stage().run_requests
+    assert stage.workers.drained == [drained]

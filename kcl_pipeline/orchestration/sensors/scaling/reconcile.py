@@ -52,6 +52,7 @@ class Heartbeats:
     """
 
     rows: dict[str, WorkerMetrics | BadRow] = field(default_factory=dict)
+    _reported: frozenset[str] = frozenset()
     _observed_at: float = -math.inf
     _heartbeats: LastChanges[str] = field(default_factory=LastChanges)
     _absent: LastChanges[str] = field(default_factory=LastChanges)
@@ -76,6 +77,7 @@ class Heartbeats:
                 changes.shift(gap)
         self._observed_at = now
         self.rows = {row.worker_id: row for row in rows} | {row.key: row for row in unreadable}
+        self._reported = (self._reported | self.rows.keys()) & {run.worker_id for run in runs}
         started = [
             r for r in runs if r.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
         ]
@@ -84,6 +86,11 @@ class Heartbeats:
         self._heartbeats.observe({key: _heartbeat(row) for key, row in self.rows.items()}, now)
         self._absent.observe({r.run_id: True for r in absent}, now)
         self._canceling.observe({r.run_id: True for r in canceling}, now)
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """Workers that have deleted their row, and whose run is still active."""
+        return self._reported - self.rows.keys()
 
     def silent_seconds(self, worker_id: str) -> float | None:
         """For how many seconds the row has not changed; None without a row."""

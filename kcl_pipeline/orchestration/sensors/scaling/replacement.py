@@ -321,7 +321,7 @@ def _continued(
     if run.worker_id not in workers.moving or row is None:
         state = "queued" if run.status is DagsterRunStatus.QUEUED else "starting"
         return Step(failed=failed, text=f"{text}: it is {state}")
-    if workers.is_draining(former):
+    if workers.is_draining(former) or former not in workers.moving:
         return Step(failed=failed, text=f"{text}, which is ending")
     fault = _fault(row, workers, paused_before)
     waits = _waits_for(row, former, leases, follows_succession=follows_succession)

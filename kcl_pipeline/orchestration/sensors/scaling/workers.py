@@ -22,11 +22,13 @@ class CountedWorkers:
         runs: The active runs of continuous workers by worker id.
         moving: Ids of the workers whose row moves, without those of drains.
         rows: The rows that can be read by worker id.
+        ended: Ids of the workers that have deleted their row, and whose run is still active.
     """
 
     runs: Mapping[str, RunView] = field(default_factory=dict)
     moving: frozenset[str] = frozenset()
     rows: Mapping[str, WorkerMetrics] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class CountedWorkers:
                 if key not in drains and (heartbeats.silent_seconds(key) or 0.0) <= limit_seconds
             ),
             {key: row for key, row in heartbeats.rows.items() if isinstance(row, WorkerMetrics)},
+            heartbeats.ended,
         )
 
     @property
@@ -61,12 +64,15 @@ class CountedWorkers:
 
     @property
     def pairs(self) -> tuple[tuple[RunView, str], ...]:
-        """Each run of a successor that is not canceled, with the living worker that it replaces."""
+        """Each run of a successor that is not canceled, with the worker that it replaces.
+
+        Until the run of that worker has ended, too: its row is gone before.
+        """
         return tuple(
             (run, run.replaces)
             for run in self.runs.values()
-            if run.replaces in self.moving
-            and run.replaces is not None
+            if run.replaces is not None
+            and run.replaces in self._alive
             and run.status is not DagsterRunStatus.CANCELING
         )
 
@@ -80,14 +86,19 @@ class CountedWorkers:
     @property
     def number(self) -> int:
         """Number of workers. A successor counts only if the worker that it replaces is gone."""
-        successors = {run.worker_id for run, _ in self.pairs}
-        alive = self.moving | {run.worker_id for run in self.starting}
-        return len(alive - successors)
+        return len(self._alive - {run.worker_id for run, _ in self.pairs})
 
     @property
     def leaving(self) -> int:
-        """Number of workers that are asked to end, and are not replaced."""
-        return sum(self.is_draining(worker_id) for worker_id in self.moving - self.paired)
+        """How many of `number` are asked to end or have ended, and are not replaced."""
+        return sum(
+            self.is_draining(worker_id) or worker_id in self.ended
+            for worker_id in self._alive - self.paired
+        )
+
+    @property
+    def _alive(self) -> frozenset[str]:
+        return self.moving | {run.worker_id for run in self.starting}
 
     def is_draining(self, worker_id: str) -> bool:
         """Whether the worker was asked to end, or its run is being canceled."""
