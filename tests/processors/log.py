@@ -57,7 +57,7 @@ class Calls:
             if name != "process_records" or index == 0 or names[index - 1] != name
         ]
 
-    def calls_of(self, number):
+    def shard_of(self, number):
         """The shard of the processor with this number."""
         return next(
             given.shard_id

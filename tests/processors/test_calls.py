@@ -120,7 +120,7 @@ def test_calls_without_records(calls):
     assert calls.data() == numbered(10)
     calls.acts["process_records"] = lambda given: given.checkpointer.checkpoint()
     world.run(3)
-    (last,) = [one.records[-1] for one in calls.inputs("process_records") if one.records][-1:]
+    last = [one.records[-1] for one in calls.inputs("process_records") if one.records][-1]
     assert row_of(world).checkpoint == Position(last.sequence_number)
     calls.acts["process_records"] = boom
     world.run(3)

@@ -210,7 +210,7 @@ def test_a_handoff_waits_for_its_call_and_no_other(hang):
         assert time.monotonic() < deadline
         world.run_without_leader(0.1)
         time.sleep(0.001)
-    stuck = [name for number, name, _ in calls.calls if calls.calls_of(number) == STUCK]
+    stuck = [name for number, name, _ in calls.calls if calls.shard_of(number) == STUCK]
     assert stuck == ["initialize", "process_records", "shutdown_requested", "lease_lost"]
 
 
@@ -223,7 +223,7 @@ def test_a_lease_that_comes_back_waits_for_the_former_call(hang):
     hanging.release.set()
     run_until(world, lambda: len(calls.data()) == 2)
     assert len(calls.made) == 4
-    names = [name for number, name, _ in calls.calls if calls.calls_of(number) == STUCK]
+    names = [name for number, name, _ in calls.calls if calls.shard_of(number) == STUCK]
     assert names[:4] == ["initialize", "process_records", "lease_lost", "initialize"]
 
 
