@@ -3,8 +3,8 @@
 A commit reads the end of the log, compares the id of the table and every entry with what the caller
 expects, and makes the one successor of the state that it has read. After **any** failed attempt it
 reads the log again and compares: if the table has what the entries set, the commit has landed; if
-it has what they expect, the commit is tried again; otherwise it is refused. So a paused, a
-repeated, and a commit whose answer was lost are all right, and no type of exception decides.
+it has what they expect, the commit is tried again; otherwise it is refused. So a commit that was
+paused, was repeated, or lost its answer does no harm, and the type of an exception does not matter.
 
 A log accepts one commit at a time. A writer commits alone until another writer is faster. Then it
 announces its batch (`announcements`), and each writer commits announced batches with its own.

@@ -64,8 +64,8 @@ class LeaseLoop:
     index and the report have one each. A row has at most one call of this loop in flight. What
     other threads write is excluded by `HeldLeases`, which skips a row that another thread writes.
 
-    `replaced` returns the tasks that another module does in its way, or that must not be done. The
-    loop then leaves them out. `no_table` is called when a table is missing.
+    `replaced` returns the tasks that the loop leaves out, because another module does them, or
+    because they must not be done now. `no_table` is called when a table is missing.
     """
 
     def __init__(

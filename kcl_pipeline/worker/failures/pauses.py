@@ -42,7 +42,7 @@ class PausedShards:
         self._dependencies = dependencies
         self._lock = threading.Lock()
         self._pauses: dict[str, ShardPause] = {}
-        # Lease keys, with the time and the reason
+        # By lease key, when a paused shard was given away, and the reason of its pause
         self._given: dict[str, tuple[float, str]] = {}
         self._refused: set[str] = set()
 
@@ -58,8 +58,9 @@ class PausedShards:
     def reasons_at_the_end(self) -> dict[str, str]:
         """Return the reasons of a worker that was asked to end.
 
-        The leader moves its leases as soon as it was asked, which may be a report period before the
-        worker learns it. So shards count that were paused when they were given away just now.
+        The leader moves its leases as soon as it was asked, and the worker learns up to a report
+        period later that it was. So a shard also counts if it was paused when it was given away, at
+        most `GIVEN_SECONDS` ago.
         """
         since = self._dependencies.clock.monotonic() - GIVEN_SECONDS
         given = {key: reason for key, (at, reason) in self._given.items() if at >= since}

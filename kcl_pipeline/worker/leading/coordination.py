@@ -24,7 +24,8 @@ class Coordination:
 
     In a leaderless application, and while workers of KCL 2.x may run (client version
     UPGRADE_FROM_2X or 2X), the worker takes leases, and the owner of the lock creates and deletes
-    them. In other applications only a leader assigns leases, so that none is while nobody can lead.
+    them. In other applications only a leader assigns leases: while nobody can lead, no lease is
+    assigned.
 
     Args:
         dependencies: The dependencies of the worker.

@@ -29,8 +29,8 @@ class HangWatch:
         activity: What the processing thread does.
         waiting: Returns the held leases that may have records that are not committed, unless they
             were read to their end after a time (monotonic seconds).
-        calls: Returns the running calls of record processors, the longest first. One that lasts as
-            long as a step that hangs is reported like it, although the other shards go on.
+        calls: Returns the running calls of record processors, the longest first. One that runs for
+            `hung_after_millis` is reported as a step that hangs, although the other shards go on.
 
     Attributes:
         hung: The state at the last look. None: the worker is not hung.

@@ -73,7 +73,8 @@ class BatchSource(Protocol):
     def hold(self, lease_keys: Collection[str]) -> None:
         """Keep the records of these shards, and read no more of them, until the next call.
 
-        Their records may be dropped. Then the shard is not read any more (see `state_of`).
+        If the other shards need the memory, these shards are removed with their records. `state_of`
+        then returns None for them.
         """
 
     def next(self, batch_id: str, committed: Mapping[str, Position | None]) -> SourcedBatch | None:

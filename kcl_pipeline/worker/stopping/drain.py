@@ -11,8 +11,8 @@ a row is missing, the leader creates it. A lease is settled in these cases:
   proves nothing: that worker may have been killed before.
 
 A lease without an owner is not settled, because the leader will assign it. Leases of streams that
-the settings do not name are ignored. One of several streams that does not exist is not waited for
-either, nor is a stream that was created after the start.
+the settings do not name are ignored. If the settings name several streams, one that does not exist
+is not waited for. Nor is a stream that was created after the start.
 
 Some shards are not waited for, and then the drain fails and says why: a shard that is paused, after
 `ATTEMPTS`; one whose steps or reads fail with an error that does not pass, after `LASTING_SECONDS`;
@@ -91,7 +91,7 @@ _PASSES: Final = frozenset(
 
 @dataclass(slots=True)
 class _Stream:
-    """One stream of the start of the drain. Another one that has its name later is not it.
+    """A stream as it was at the start of the drain. A later one of the same name is another one.
 
     Attributes:
         stream: The stream as it was resolved at the start of the worker.
@@ -196,7 +196,7 @@ class DrainWatch:
         """
         self._note_read()
         was_through, self._was_through = self._was_through, self._is_through()
-        # A drain waits for no timer: once more at the moment when all that is held here is read.
+        # When all that is held here is read, look at once: the drain may be complete.
         is_first = self._was_through and not was_through
         if not (self._due.ready() or is_first) or (leases := self._read_leases()) is None:
             return False
