@@ -129,6 +129,22 @@ def test_into_a_side_table_marks_nothing_and_all_may_fail_again(world, strict):
     assert not world.rows()
 
 
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_chunks_whose_records_all_fail_before_the_output_exists_count_as_landed(
+    world, strict, is_in_place
+):
+    store(world.dead, *sequence(range(30)))
+    strict.fails = lambda data: data != b"14"
+    where = {"in_place": True} if is_in_place else {"into": world.side}
+    done = world.run(world.plan("r1", **where))
+    assert (done.is_complete, done.error, done.records, done.failed) == (True, None, 30, 29)
+    table = world.table if is_in_place else world.side
+    assert world.rows(table) == Counter([b"14"])
+    assert letters(f"{table}_dead_letters").total() == 29 + 30 * is_in_place
+    assert world.plan("r1", **where).landed == len(done.plan.chunks) == 6
+    assert world.run(world.plan("r1", **where)).records == 0
+
+
 def test_all_records_that_can_be_read(world):
     """Shards of two streams, an aggregate, large and binary data, and rows that are no records."""
     large = bytes(range(256)) * 4096

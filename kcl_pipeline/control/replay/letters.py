@@ -6,7 +6,8 @@ cut into chunks. For each chunk:
 1. Its records are transformed, and the files are written. Records that fail again become dead
    letters again, at least once, as those of a worker.
 2. One commit to the output adds the files and sets the entry of the replay: how many chunks have
-   landed, and of which version of the dead-letter table.
+   landed, and of which version of the dead-letter table. A chunk without a row does not create the
+   output. Its entry is set when a later chunk has created it.
 3. One commit to the dead-letter table marks the rows of the chunk as replayed.
 
 A run that ends in between is continued with the same id. The entry in the output says which chunk
@@ -27,7 +28,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, ShardRange, dead_letter_address
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    Batch,
+    BatchWriter,
+    ShardRange,
+    Written,
+    dead_letter_address,
+)
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.control.replay.pipeline import MAX_BATCH_RECORDS, replay_pipeline
 from kcl_pipeline.control.sinks import position_sink
@@ -44,7 +52,7 @@ from kcl_pipeline.events import DeadLettersUnreadable, EventSink, ignore_events
 from kcl_pipeline.leases.application.replay_record import ReplayRecord
 from kcl_pipeline.leases.attributes import MAX_MILLIS
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import Entry, FileKeepingSink, Positions
+from kcl_pipeline.sinks.sink import CommitOutcome, Entry, FileKeepingSink, Positions, Sink
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures.failed_records import FailureLimits, dead_letters
@@ -260,7 +268,20 @@ class LettersReplay:
             return
         derived = self._derived(plan.name, plan.record)
         settings = derived.settings
+        sink: Sink
         writer, sink, _ = derived.output().open(session_factory, clients(settings), events)
+
+        def commit(table_id: str, written: Written, entry: Entry) -> CommitOutcome:
+            return retry_transient(
+                "commit a chunk of dead letters",
+                partial(sink.commit, table_id, written, [entry]),
+                self._clock,
+                self._rng,
+                events,
+                stop,
+                _WRITING,
+            )
+
         table = sink.positions([KEY])
         stored = table.shards[KEY]
         while stored.number < len(plan.chunks) and not stop.is_set():
@@ -270,7 +291,7 @@ class LettersReplay:
             schema = part.written.schema
             if table.table_id is None and schema is not None:
                 sink.ensure(schema)
-                table = sink.positions([KEY])
+                table = _with_entry(sink, commit, plan, number)
                 if not (isinstance(sink, FileKeepingSink) and sink.has_files(part.written)):
                     continue  # the files are written again, into the table
             if part.failed:
@@ -278,15 +299,7 @@ class LettersReplay:
                 sink.write_dead_letters(failed)
             entry = Entry(KEY, stored, plan.position)
             if table.table_id is not None:  # else no record of a chunk has made a row up to now
-                done = retry_transient(
-                    "commit a chunk of dead letters",
-                    partial(sink.commit, table.table_id, part.written, [entry]),
-                    self._clock,
-                    self._rng,
-                    events,
-                    stop,
-                    _WRITING,
-                )
+                done = commit(table.table_id, part.written, entry)
                 if done.version is None:
                     table = sink.positions([KEY])
                     stored = _of_another_process(plan, table, stored)
@@ -336,6 +349,26 @@ def _batch(plan: LettersPlan, number: int) -> Batch:
     through = Position(last["sequence_number"], last["sub_sequence_number"])
     part = ShardRange(KEY, TRIM_HORIZON, through, rows=records.num_rows)
     return Batch(f"{plan.name}/{number}", (part,), records)
+
+
+def _with_entry(
+    sink: Sink,
+    commit: Callable[[str, Written, Entry], CommitOutcome],
+    plan: LettersPlan,
+    number: int,
+) -> Positions:
+    """Set the entry for the chunks before this one, none of which has made a row.
+
+    Returns:
+        What the table has now. Another process may have set it, too.
+    """
+    while True:
+        table = sink.positions([KEY])
+        stored = table.shards[KEY]
+        is_other = stored.position not in (None, plan.position)
+        if table.table_id is None or is_other or stored.number >= number:
+            return table
+        commit(table.table_id, NOTHING_WRITTEN, Entry(KEY, stored, plan.position))
 
 
 def _of_another_process(
