@@ -425,6 +425,8 @@ class ProcessorCalls:
     def call_empty(self, reads: Mapping[str, float | None]) -> None:
         """Call `process_records` without records, if the settings say so. An error is logged.
 
+        A shard whose last call for records has failed is left out.
+
         Args:
             reads: When shards without a record that waits were last read (monotonic seconds), by
                 lease key. There is one call for each read.
@@ -436,6 +438,8 @@ class ProcessorCalls:
             shard = self._shards.get(key)
             if read_at is None or shard is None or shard.thread.is_busy:
                 continue
+            if shard.checkpointer.delivered != shard.delivered:
+                continue  # Records of a call that failed come again. No checkpoint may skip them.
             if read_at > shard.called_at and self._may_call(shard):
                 shard.called_at = self._clock.monotonic()
                 calls.append(shard.thread.add(partial(self._process_none, shard, lag.get(key))))

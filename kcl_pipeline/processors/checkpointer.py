@@ -77,6 +77,11 @@ class Checkpointer:
         return self._last.is_shard_end
 
     @property
+    def delivered(self) -> Position:
+        """The last position that may be checkpointed."""
+        return self._largest
+
+    @property
     def is_complete(self) -> bool:
         """Whether all that was delivered is checkpointed."""
         return self._last == self._largest

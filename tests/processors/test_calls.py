@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from kcl_pipeline.events import (
     ShardResumed,
     WorkerHung,
 )
+from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
@@ -125,6 +127,31 @@ def test_calls_without_records(calls):
     calls.acts["process_records"] = boom
     world.run(3)
     assert world.worker.paused() == {}, "no record would be delivered again"
+
+
+def test_a_call_without_records_does_not_checkpoint_records_whose_call_failed(calls):
+    world = world_of(calls, worker={"call_process_records_even_for_empty_record_list": True})
+    get_records, empty = world.kinesis.get_records, []
+
+    def read(stream, shard_id, iterator, limit):
+        page = get_records(stream, shard_id, iterator, limit)
+        if calls.data() and len(empty) < 5:
+            empty.append(iterator)
+            return replace(page, records=NO_RECORDS, next_iterator=iterator)
+        return page
+
+    def act(given):
+        if given.records:
+            raise ValueError("boom")
+        given.checkpointer.checkpoint()
+
+    world.kinesis.get_records = read
+    calls.acts["process_records"] = act
+    world.put(*numbered(3))
+    world.run(10)
+    assert len(empty) == 5
+    assert len(calls.data()) > 3
+    assert row_of(world).checkpoint == TRIM_HORIZON
 
 
 def test_a_handoff(calls):
