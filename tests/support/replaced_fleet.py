@@ -34,14 +34,21 @@ class Fleet:
         broken: Versions whose workers pause a shard as soon as they have read it.
         is_busy: Whether records arrive, so that a worker commits what it has read.
         reads: Whether the shards can be read.
-        follows: Whether the leader moves leases to a successor, as no Java leader does.
+        follows: Whether a leader moves leases to a successor. No Java leader does.
         log: What happened: starts and ends, with the version of the worker.
         most: Largest number of active runs.
         moves: Number of moves of leases.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, version: str = "one", **fleet: Any) -> None:
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        version: str = "one",
+        settings: dict[str, Any] | None = None,
+        **fleet: Any,
+    ) -> None:
         self.instance = instance
+        self.settings = settings or {}
         self.fleet = {"min": 2, "max": 2, "rolling_replacement": True, **fleet}
         self.alive: list[dg.DagsterRun] = []
         self.broken: set[str] = set()
@@ -58,7 +65,7 @@ class Fleet:
         """Load the code again: nothing of the sensor's memory but the cursor stays."""
         before = getattr(self, "stage", None)
         fleet = FakeFleet(code_version=version, **self.fleet)
-        self.stage = Stage(self.instance, FakePipeline(workers=fleet))
+        self.stage = Stage(self.instance, FakePipeline(workers=fleet, overrides=self.settings))
         self.stage.clock.now = time.time() if before is None else before.clock.now
         if before is not None:
             self.stage.cursor, self.stage.workers = before.cursor, before.workers

@@ -241,6 +241,19 @@ def test_a_deploy_replaces_every_worker_after_its_successor_reads(fleet, is_busy
     assert "repla" not in texts[-1]
 
 
+def test_in_a_leaderless_application_the_leases_are_free_when_the_former_worker_ends(instance):
+    fleet = Fleet(instance, settings={"coordination": "leaderless"})
+    fleet.follows = False
+    for _ in range(10):
+        fleet.tick()
+    fleet.log.clear()
+    fleet.deploy("two")
+    texts = [fleet.tick().cursor or "" for _ in range(150)]
+    assert fleet.log == ["start two", "end one with 2", "start two", "end one with 2"]
+    assert sorted(fleet.owners().values()) == [2, 2]
+    assert not any("replaces no more" in text for text in texts)
+
+
 def test_the_same_code_replaces_nothing(fleet):
     fleet.deploy("one")
     for _ in range(20):

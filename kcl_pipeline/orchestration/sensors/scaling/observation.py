@@ -154,7 +154,8 @@ def scale(
             memory.failed,
             paused_before=memory.paused_before,
             batch_seconds=settings.batch.min_batch_interval_millis / 1000,
-            follows_succession=not _is_java(observed.lock_owner, workers),
+            follows_succession=settings.coordination == "leader"
+            and not _is_java(observed.lock_owner, workers),
             now=now,
         )
     if (

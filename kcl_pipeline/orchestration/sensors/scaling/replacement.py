@@ -176,8 +176,9 @@ def replace(
         failed: The version that has failed, as of the last step.
         paused_before: Number of paused shards when the last successor started.
         batch_seconds: Longest wait for a batch.
-        follows_succession: Whether the leader moves the leases to the successor. A Java leader does
-            not: the leases of the former worker are then assigned when it ends.
+        follows_succession: Whether a leader moves the leases to the successor. A Java leader does
+            not, and in a leaderless application nobody does: the leases that the former worker
+            still has are then free when it ends.
         now: Epoch seconds.
     """
     failed = _still_failed(failed, workers, code, now)
