@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,32 +29,32 @@ def code_version(pipeline: PipelineLike) -> str | None:
         if value := os.environ.get(name):
             # The tag or the digest of an image is at its end
             return value[-_CHARACTERS:]
-    return git_commit(next(_folders(pipeline), Path.cwd()))
+    folders = (file.parent for _, file in user_code(pipeline))
+    return git_commit(next(folders, Path.cwd()))
 
 
-def _folders(pipeline: PipelineLike) -> Iterator[Path]:
-    """The folders of the user's functions that are files."""
-    for one in (
+def user_code(pipeline: PipelineLike) -> Iterator[tuple[Callable[..., Any], Path]]:
+    """The user's functions and classes that are in a file, and the file of each."""
+    for given in (
         pipeline.transform,
-        getattr(pipeline, "transform_arrow", None),
+        pipeline.transform_arrow,
         getattr(pipeline.sink, "function", None),
         getattr(pipeline.sink, "processor", None),
     ):
-        function: Any = one
-        while isinstance(function, functools.partial):
-            function = function.func
-        if not callable(function):
+        code: Any = given
+        while isinstance(code, functools.partial):
+            code = code.func
+        if not callable(code):
             continue
-        function = inspect.unwrap(function)
+        code = inspect.unwrap(code)
+        if not hasattr(code, "__qualname__"):  # an object with __call__
+            code = type(code)
         try:
-            # An object with __call__ is described by its class
-            file = inspect.getsourcefile(
-                function if hasattr(function, "__qualname__") else type(function)
-            )
-        except TypeError:  # written in C
+            file = inspect.getsourcefile(code)
+        except (OSError, TypeError):  # written in a console, or in C
             continue
         if file is not None:
-            yield Path(file).resolve().parent
+            yield code, Path(file).resolve()
 
 
 @functools.cache

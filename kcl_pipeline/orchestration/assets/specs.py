@@ -3,11 +3,9 @@
 Dagster does not compute the external ones. The leader sensor reports their state.
 """
 
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import dagster as dg
@@ -15,6 +13,7 @@ import dagster as dg
 from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.foreach import ForeachBatchSink
+from kcl_pipeline.orchestration.assets.code_version import user_code
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.assets.names import Names, stream_keys, table_uri
 from kcl_pipeline.orchestration.assets.table import (
@@ -126,29 +125,14 @@ def _guarantee(pipeline: PipelineLike) -> str:
 
 def _code_references(pipeline: PipelineLike) -> Iterator[dg.LocalFileCodeReference]:
     """Where the user's functions are, so that the UI leads to them and not to this package."""
-    sink = pipeline.sink
-    for function in (
-        pipeline.transform,
-        pipeline.transform_arrow,
-        getattr(sink, "function", None),
-        getattr(sink, "processor", None),
-    ):
-        code: Any = function
-        while isinstance(code, functools.partial):
-            code = code.func
-        if code is None:
-            continue
-        code = inspect.unwrap(code)
-        if not hasattr(code, "__qualname__"):  # an object with __call__
-            code = type(code)
+    for code, file in user_code(pipeline):
         try:
-            file, (_, line) = inspect.getsourcefile(code), inspect.getsourcelines(code)
-        except (OSError, TypeError):  # written in C, or in a console
+            _, line = inspect.getsourcelines(code)
+        except OSError:  # written in a console
             continue
-        if file is not None:
-            yield dg.LocalFileCodeReference(
-                file_path=str(Path(file).resolve()), line_number=line, label=code.__qualname__
-            )
+        yield dg.LocalFileCodeReference(
+            file_path=str(file), line_number=line, label=code.__qualname__
+        )
 
 
 def group_of(names: Names, options: DagsterOptions) -> str:
