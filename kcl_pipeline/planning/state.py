@@ -298,5 +298,5 @@ def _lease_state(
 
 
 def whole_plan(plan: Plan, prepared: Prepared) -> Plan:
-    """Return the strategy's plan, after the forced ends of overdue handoffs."""
+    """Return the forced moves, then those of the strategy."""
     return Plan(plan.strategy, (*prepared.forced, *plan.moves), plan.spilled, plan.notes)
