@@ -42,7 +42,8 @@ _OWN_TAG: Final = re.compile(
     r"|dagster/(max_retries|max_runtime|max_runtime_seconds|run_key|sensor_name)"
 )
 """Tags of runs that this package or Dagster sets, or that would override one of them."""
-_INVALID_IN_KEY: Final = re.compile(r"[^A-Za-z0-9_.-]")
+INVALID_IN_KEY: Final = re.compile(r"[^A-Za-z0-9_.-]")
+"""What Dagster does not allow in a part of an asset key."""
 _TAG: Final = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
 _SINKS: Final = (
     "DeltaSink('s3://lake/orders'), a ForeachArrowSink or a ForeachBatchSink; or "
@@ -137,7 +138,7 @@ def output_path(given: object) -> list[str] | None:
         parts = parts.split("/")
     advice = "Write ['lake', 'orders'], 'lake/orders' or an AssetKey"
     check_texts("output_asset_key", parts, advice)
-    if not parts or any(_INVALID_IN_KEY.search(part) for part in parts):
+    if not parts or any(INVALID_IN_KEY.search(part) for part in parts):
         raise wrong(
             "output_asset_key",
             "/".join(parts),

@@ -12,7 +12,7 @@ from dagster import AssetKey
 
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.pipeline.arguments import output_path
+from kcl_pipeline.pipeline.arguments import INVALID_IN_KEY, output_path
 from kcl_pipeline.status.streams import account_of, stream_name
 
 APPLICATION_TAG = "kcl/application"
@@ -39,7 +39,6 @@ UNLIMITED = "0"
 """The maximum runtime that Dagster's run monitoring never applies."""
 
 _INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
-_INVALID_IN_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def python_name(text: str) -> str:
@@ -94,7 +93,7 @@ def output_key(pipeline: PipelineLike) -> AssetKey:
     if given is not None:
         return AssetKey(given)
     folder = (table_uri(pipeline.sink) or "output").rstrip("/").rsplit("/", 1)[-1]
-    return AssetKey([pipeline.name, _INVALID_IN_KEY.sub("_", folder) or "output"])
+    return AssetKey([pipeline.name, INVALID_IN_KEY.sub("_", folder) or "output"])
 
 
 @dataclass(frozen=True, slots=True)

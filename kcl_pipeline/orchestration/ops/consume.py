@@ -114,8 +114,8 @@ def run_worker(
 
     Raises:
         dagster.DagsterExecutionInterruptedError: The run was terminated, and ends as CANCELED.
-        dagster.Failure: The run was closed, its process has ended, a signal stopped a drain before
-            its end, or a pause refuses a drain.
+        dagster.Failure: The worker hung, or was asked to end while it had a paused shard. The run
+            was closed, or its process has ended. A signal or a pause kept a drain from its end.
         Exception: Errors of the worker, after it has released its leases.
     """
     clock = SystemClock()

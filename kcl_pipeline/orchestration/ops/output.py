@@ -9,11 +9,7 @@ import dagster as dg
 
 from kcl_pipeline.orchestration.assets.access import PipelineResources
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import (
-    CONTINUOUS,
-    DRAIN,
-    Names,
-)
+from kcl_pipeline.orchestration.assets.names import CONTINUOUS, DRAIN, Names
 from kcl_pipeline.orchestration.ops.consume import run_worker
 
 

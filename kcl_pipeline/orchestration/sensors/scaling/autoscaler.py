@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, Self
 
+from dagster import DagsterRunStatus
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcl_pipeline.leases.lease.values import Lease
@@ -202,7 +203,7 @@ def _superfluous(workers: CountedWorkers, number: int) -> tuple[tuple[str, ...],
         if run.worker_id not in workers.paired and not workers.is_draining(run.worker_id)
     ]
     newest = sorted(free, key=lambda run: (run.created, run.run_id), reverse=True)
-    queued = [run.run_id for run in newest if run.status.value == "QUEUED"][:number]
+    queued = [run.run_id for run in newest if run.status is DagsterRunStatus.QUEUED][:number]
     moving = [run.worker_id for run in newest if run.worker_id in workers.moving]
     return tuple(queued), tuple(moving[: number - len(queued)])
 

@@ -11,15 +11,8 @@ import dagster as dg
 
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.orchestration.assets.contract import DagsterOptions, FleetLike, PipelineLike
-from kcl_pipeline.orchestration.assets.names import (
-    APPLICATION_TAG,
-    CONTINUOUS,
-    MODE_TAG,
-    Names,
-)
-from kcl_pipeline.orchestration.assets.runs.problems import (
-    failure_problem,
-)
+from kcl_pipeline.orchestration.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
+from kcl_pipeline.orchestration.assets.runs.problems import failure_problem
 from kcl_pipeline.orchestration.assets.runs.queue import queue_problem
 from kcl_pipeline.orchestration.assets.runs.runs import (
     ACTIVE,
@@ -165,13 +158,12 @@ def scale(
     ):
         step = Step(failed=step.failed, text="a worker has just started on this machine")
     runs = tuple(workers.runs.values())
-    stopped = step.failed
     problems = (
         queue_problem(runs, instance, {**fleet.run_tags, **names.worker_run_tags}, now),
         failure_problem(own, decision.memory.desired, now),
         None
-        if stopped is None
-        else RunProblem("replacement_stopped", stopped.sentence(REPLAY_COMMAND)),
+        if step.failed is None
+        else RunProblem("replacement_stopped", step.failed.sentence(REPLAY_COMMAND)),
     )
     changes: dict[str, object] = {"failed": step.failed}
     if step.start is not None:

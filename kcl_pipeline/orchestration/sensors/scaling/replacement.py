@@ -182,10 +182,9 @@ def replace(
         now: Epoch seconds.
     """
     failed = _still_failed(failed, workers, code, now)
-    for run, former in workers.pairs:
+    if workers.pairs:
         return _continued(
-            run,
-            former,
+            *workers.pairs[0],
             workers,
             leases,
             failed,
@@ -204,7 +203,9 @@ def replace(
     if any(workers.is_draining(worker_id) for worker_id in workers.moving):
         return Step(text=f"{text}, one is ending")
     if workers.starting:
-        return Step(text=f"{text}, when {counted(len(workers.starting), 'worker')} has started")
+        number = len(workers.starting)
+        verb = "has" if number == 1 else "have"
+        return Step(text=f"{text}, when {counted(number, 'worker')} {verb} started")
     wait = _wait_seconds(recent, now)
     if wait > 0:
         return Step(text=f"{text}: next start in {wait:.0f} s")
@@ -256,7 +257,10 @@ def _wait_seconds(recent: Sequence[RunView], now: float) -> float:
 
 
 def _failed_worker(due: RunView, workers: CountedWorkers, code: Code, now: float) -> Failed | None:
-    """Whether a worker of the new version has paused shards, and no other worker has."""
+    """Name the first worker of the new version that has paused shards.
+
+    None: there is none, or a worker of another version has paused shards, too.
+    """
     if not code.is_outdated(due):
         return None
     paused = [
@@ -291,7 +295,7 @@ def _failed(
 
 
 def _failed_runs(due: RunView, recent: Sequence[RunView], code: Code, now: float) -> Failed | None:
-    """Whether the last runs of a new version failed."""
+    """Say that the last runs of a new version failed. None: they did not."""
     if not code.is_outdated(due):
         return None
     new = [run for run in recent if run.version == code.version]
