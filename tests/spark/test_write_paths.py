@@ -136,7 +136,7 @@ def passes_on_a_cluster(*selection: str) -> None:
 
 
 def a_part_of_the_suite_passes_on_a_cluster() -> None:
-    passes_on_a_cluster("-k", "executors and (over_two_workers or dies_between) or evaluated_twice")
+    passes_on_a_cluster("-k", "executors and over_two_workers or evaluated_twice")
 
 
 def the_suite_passes_on_a_cluster() -> None:

@@ -24,6 +24,17 @@ class UnitScheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a process its next unit when it has one test left. xdist does it at two: the unit
+        then waits for both, while another process may have nothing to do.
+        """
+        if node.shutting_down:
+            return
+        if not self.workqueue:
+            node.shutdown()
+        elif self._pending_of(self.assigned_work[node]) <= 1:
+            self._assign_work_unit(node)
+
     def remove_node(self, node: WorkerController) -> str | None:
         """Take a process out; return the test in which it crashed."""
         work = self.assigned_work.pop(node)

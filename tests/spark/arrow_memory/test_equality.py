@@ -96,12 +96,10 @@ def named(frame: DataFrame) -> DataFrame:
 
 # One of each kind of plan; `make test-long` has all of them
 KINDS = [
-    "identity", "one column", "no column", "no row", "maps and structs", "exploded", "decimals",
-    "times", "session windows", "nulls", "broadcast join", "join with itself", "subqueries",
-    "aggregates", "windows", "sorted and limited", "union", "repartitioned", "cached",
-    "local checkpoint", "actions inside", "rows of an RDD", "Python function", "pandas functions",
-    "Arrow function", "table function", "mapInArrow", "limited Python function", "applyInPandas",
-    "cogroup", "script", "variant", "wide text",
+    "identity", "no column", "no row", "maps and structs", "exploded", "decimals", "times", "nulls",
+    "join with itself", "subqueries", "aggregates", "sorted and limited", "cached",
+    "local checkpoint", "actions inside", "rows of an RDD", "Python function", "mapInArrow",
+    "limited Python function", "applyInPandas", "variant", "wide text",
 ]  # fmt: skip
 OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in FUNCTIONS if name not in KINDS]
 

@@ -5,10 +5,6 @@ that cannot be passed as Arrow arrives in another way.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,38 +23,6 @@ from tests.support.result_files import kept_bytes
 from tests.support.spark_batches import GIVEN, open_files
 
 pytestmark = pytest.mark.spark
-
-KILLED = """
-import os, signal, sys, time
-from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
-from kcl_pipeline.spark.arrow_memory.results import ArrowResults
-from kcl_pipeline.spark.session import build_session
-from tests.support.spark_batches import GIVEN, open_files
-session = build_session("killed", {"spark.master": "local[1]"})
-context = session.sparkContext
-jvm = context._jvm.java.lang.ProcessHandle.current().pid()
-arrow = ArrowMemory(session, MemoryBudget(2**29))
-results = ArrowResults(session, arrow)
-before = open_files()
-
-def use(number, pieces):
-    assert sum(piece.num_rows for piece in pieces) == 1000
-    print(jvm, arrow._java.mappedBytes(), open_files() - before, flush=True)
-    if sys.argv[1] == "python":
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.kill(jvm, signal.SIGKILL)
-
-try:
-    with arrow.frame(GIVEN, 2) as frame:
-        results.each(frame.coalesce(1), 2, use)
-        results.each(frame, 2, use)
-except Exception as error:
-    name = type(error).__name__
-del arrow, results, frame
-print(name, open_files() - before, flush=True)
-os._exit(0)
-"""
 
 
 @pytest.fixture
@@ -188,38 +152,6 @@ def test_memory_is_mapped_until_the_batch_ends(spark, arrow: ArrowMemory) -> Non
         assert frame.count() == 1000
         assert arrow._java.mappedBytes() > 0, "values may be used after their task"
     assert arrow._java.mappedBytes() == 0
-
-
-@pytest.mark.parametrize("victim", ["python", "jvm"])
-def test_a_killed_process_leaves_no_memory(victim: str) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, victim],
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    output, _ = process.communicate(timeout=120)
-    first, *rest = output.splitlines()
-    jvm, mapped, files = map(int, first.split())
-    assert mapped > 0
-    assert files == 4, "two of the records, and two of the result"
-    if victim == "python":
-        assert process.returncode == -signal.SIGKILL
-    else:
-        assert rest[0].split()[1] == "0", "the files are closed with the writer, without a JVM"
-    deadline = time.monotonic() + 60
-    while maps_memory(jvm):
-        assert time.monotonic() < deadline, "the JVM still maps a batch"
-        time.sleep(0.1)
-
-
-def maps_memory(pid: int) -> bool:
-    try:
-        return "memfd:" in Path(f"/proc/{pid}/maps").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_file_that_ends_too_early_is_an_error_of_the_transfer(
