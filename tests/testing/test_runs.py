@@ -128,7 +128,15 @@ def ended(command: list[object], seconds: float) -> tuple[int, str]:
     return process.returncode, output
 
 
-@pytest.mark.parametrize("crashing", [("a",), ("c",), ("d",), ("a", "b", "d")])
+@pytest.mark.parametrize(
+    "crashing",
+    [
+        ("a",),
+        pytest.param(("c",), marks=pytest.mark.long),
+        pytest.param(("d",), marks=pytest.mark.long),
+        ("a", "b", "d"),
+    ],
+)
 def test_a_process_that_crashes_is_one_failed_test(tmp_path, crashing):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for name in "abcd":
