@@ -16,7 +16,7 @@ from benchmarks.chaos_fleet import DagsterHost, Workers
 from benchmarks.chaos_watch import Watch
 from kcl_pipeline.local.demo.dagster_client import Run
 from kcl_pipeline.local.demo.publisher import ORDERS
-from kcl_pipeline.orchestration.assets.names import worker_id_of
+from kcl_pipeline.orchestration.names import worker_id_of
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient

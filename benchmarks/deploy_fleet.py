@@ -33,7 +33,7 @@ MOVES_SECONDS: Final = 0.25
 START_LIMIT_SECONDS: Final = 240.0
 STOP_LIMIT_SECONDS: Final = 45.0
 
-MODULE: Final = '''\
+HEAD: Final = '''\
 """A pipeline in a project of a user. The benchmark writes other values into `VERSION`."""
 
 import os
@@ -47,6 +47,8 @@ FAULT = "@FAULT@"
 
 if FAULT == "import":
     raise RuntimeError(f"version {VERSION} cannot be imported")
+'''
+ARROW: Final = """
 
 
 def ids(records: pa.Table) -> pa.Table:
@@ -65,15 +67,34 @@ def ids(records: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
+chosen = {"transform_arrow": ids}
+"""
+SPARK: Final = """
+
+
+def ids(records):
+    from pyspark.sql import functions as f
+
+    if FAULT == "raise":
+        raise ValueError(f"version {VERSION} cannot parse this")
+    text = f.split(records["data"].cast("string"), " ")[0]
+    return records.select(
+        text.alias("id"), "shard_id", f.lit(VERSION).alias("worker")
+    )
+
+
+chosen = {"transform": ids}
+"""
+TAIL: Final = """
 pipeline = KinesisPipeline(
     name="@NAME@",
     streams=["@NAME@"],
-    transform_arrow=ids,
+    **chosen,
     sink=DeltaSink("@TABLE@"),
-    workers=Fleet(min=@WORKERS@, max=4, code_version=VERSION),
+    workers=@FLEET@,
 )
 defs = pipeline.definitions()
-'''
+"""
 
 RELOAD: Final = """mutation Reload($location: String!) { reloadRepositoryLocation(
   repositoryLocationName: $location) { __typename ... on PythonError { message }
@@ -83,6 +104,9 @@ START_SENSOR: Final = """mutation Start($selector: SensorSelector!) { startSenso
   $selector) { __typename ... on PythonError { message } } }"""
 TICKS: Final = """query Ticks($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector)
   { ... on Sensor { sensorState { ticks(limit: 2) { timestamp status skipReason cursor } } } } }"""
+
+
+DEPLOYED: Final = f"Fleet(min={WORKERS}, max=4, code_version=VERSION)"
 
 
 class OperatorClient(DagsterClient):
@@ -156,18 +180,32 @@ class DeployFleet:
         processes: Its environment has the address of the embedded AWS.
         kinesis: Client of the embedded AWS.
         clock: The clock.
+        transform: Source of the transform, `ARROW` or `SPARK`.
+        fleet: Source of the argument `workers`.
+        shards: Number of shards.
     """
 
     def __init__(
-        self, name: str, folder: Path, processes: Processes, kinesis: KinesisClient, clock: Clock
+        self,
+        name: str,
+        folder: Path,
+        processes: Processes,
+        kinesis: KinesisClient,
+        clock: Clock,
+        *,
+        transform: str = ARROW,
+        fleet: str = DEPLOYED,
+        shards: int = SHARDS,
     ) -> None:
         self.name = name
         self.clock = clock
         self._folder = folder / name
         self._processes = processes
+        self._module = (HEAD + transform + TAIL).replace("@FLEET@", fleet)
+        self._shards = shards
         (self._folder / "home").mkdir(parents=True)
         self.commits = Commits(self._folder / "table", clock)
-        kinesis.create_stream(StreamName=name, ShardCount=SHARDS)
+        kinesis.create_stream(StreamName=name, ShardCount=shards)
         self.publisher = Publisher(kinesis, clock, name, RECORD_BYTES, PER_SECOND)
         self._dagster: subprocess.Popen[bytes] | None = None
         self._pids: dict[str, int] = {}
@@ -185,10 +223,9 @@ class DeployFleet:
 
     def write(self, version: str, fault: str = "") -> None:
         """Write a version of the user's module."""
-        text = MODULE
+        text = self._module
         for name, value in {
             "NAME": self.name,
-            "WORKERS": str(WORKERS),
             "TABLE": str(self._folder / "table"),
             "VERSION": version,
             "FAULT": fault,
@@ -276,7 +313,7 @@ class DeployFleet:
         def steady() -> bool:
             self.poll()
             recent = self.commits.since(max(began, self.clock.monotonic() - 5.0))
-            return len({one.shard_id for one in recent}) == SHARDS and {
+            return len({one.shard_id for one in recent}) == self._shards and {
                 one.worker for one in recent
             } == {version}
 

@@ -110,6 +110,7 @@ class Publisher:
         self._size = size
         self._per_second = per_second
         self._stop = threading.Event()
+        self._is_paused = False
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self.acknowledged: list[str] = []
         self.hash_keys = [(2 * part + 1) * MAX_HASH_KEY // (2 * SHARDS) for part in range(SHARDS)]
@@ -117,6 +118,10 @@ class Publisher:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def pause(self, is_paused: bool) -> None:
+        """Put nothing while paused."""
+        self._is_paused = is_paused
 
     def stop(self) -> None:
         """Stop and wait for the thread."""
@@ -127,6 +132,8 @@ class Publisher:
         number, due = 0, self._clock.monotonic()
         while not self._stop.wait(max(due - self._clock.monotonic(), 0.0)):
             due += 1 / self._per_second
+            if self._is_paused:
+                continue
             ids = [f"{self._stream}-{number}-{part}" for part in range(SHARDS)]
             number += 1
             sent = self._kinesis.put_records(

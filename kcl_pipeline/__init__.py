@@ -109,8 +109,8 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.client import RECORD_SCHEMA
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
     from kcl_pipeline.local.shared import use_local_aws
-    from kcl_pipeline.orchestration.assets.contract import DagsterOptions
     from kcl_pipeline.orchestration.component import KinesisPipelineComponent
+    from kcl_pipeline.orchestration.options import DagsterOptions
     from kcl_pipeline.orchestration.resources import (
         AwsResource,
         CoordinatorStateTableResource,
@@ -292,7 +292,7 @@ _NAMES: Final = {
     "status.limits": "CheckLimits",
     "aws": "AwsClients SessionOptions",
     "batch": "ShardRange",
-    "orchestration.assets.contract": "DagsterOptions",
+    "orchestration.options": "DagsterOptions",
     "orchestration.component": "KinesisPipelineComponent",
     "config": "ConsumerSettings",
     "delta.settings": "DeltaSink",

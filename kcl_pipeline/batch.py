@@ -21,6 +21,11 @@ class ShardRange:
         through: Last position (inclusive).
         rows: Number of rows in `Batch.records`, where the ranges follow each other in their order.
             None: unknown.
+
+    Example:
+        >>> from kcl_pipeline import BatchIdentity
+        >>> def rows_of(identity: BatchIdentity) -> dict[str, int | None]:
+        ...     return {one.lease_key: one.rows for one in identity.ranges}
     """
 
     lease_key: str

@@ -55,7 +55,13 @@ Rows = TypeVar("Rows")
 
 @dataclass(frozen=True, slots=True)
 class BatchIdentity:
-    """The identity of a batch: the ranges that its records come from."""
+    """The identity of a batch: the ranges that its records come from.
+
+    Example:
+        >>> from kcl_pipeline import BatchIdentity
+        >>> BatchIdentity(ranges=()).key
+        'e3b0c44298fc1c149afbf4c8996fb924'
+    """
 
     ranges: tuple[ShardRange, ...]
     """One per shard, first position exclusive, last one inclusive. The ranges of a shard that this

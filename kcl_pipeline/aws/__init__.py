@@ -86,6 +86,12 @@ class SessionOptions:
 
     Raises:
         SettingsError: A value has another type, or characters that do not print.
+
+    Example:
+        >>> from kcl_pipeline import SessionOptions
+        >>> options = SessionOptions(region_name="eu-central-1", profile_name="lake")
+        >>> options.region_name
+        'eu-central-1'
     """
 
     region_name: str | None = None
@@ -124,6 +130,11 @@ class AwsClients:
     Raises:
         SettingsError: The region, the profile, the endpoint or one key of the pair is missing or
             wrong. Raised by the properties.
+
+    Example:
+        >>> from kcl_pipeline import AwsClients
+        >>> clients = AwsClients(orders.settings)  # doctest: +SKIP
+        >>> orders.ensure_tables(clients=clients)  # doctest: +SKIP
     """
 
     def __init__(

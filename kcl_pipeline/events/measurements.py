@@ -14,7 +14,13 @@ from kcl_pipeline.events.base import Event
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Event):
-    """Base of the events that only carry measured values."""
+    """Base of the events that only carry measured values.
+
+    Example:
+        >>> from kcl_pipeline import Event, Measurement
+        >>> def without_measurements(event: Event) -> bool:
+        ...     return not isinstance(event, Measurement)
+    """
 
 
 class LeaseTask(StrEnum):
@@ -22,6 +28,11 @@ class LeaseTask(StrEnum):
 
     RENEWAL: it renewed its leases. DISCOVERY: it looked for leases that were assigned to it.
     REPORT: it wrote its worker metrics row.
+
+    Example:
+        >>> from kcl_pipeline import LeaseTask
+        >>> LeaseTask.RENEWAL.value
+        'renewal'
     """
 
     RENEWAL = "renewal"
@@ -37,6 +48,12 @@ class TaskFinished(Measurement):
         leases: Leases that were renewed or discovered. 0 for REPORT.
         succeeded: Whether the task made all its calls. A single lease that could not be renewed has
             an event of its own.
+
+    Example:
+        >>> from kcl_pipeline import LeaseTask, TaskFinished
+        >>> event = TaskFinished(worker_id="w-1", task=LeaseTask.RENEWAL, milliseconds=1.5)
+        >>> event.task
+        <LeaseTask.RENEWAL: 'renewal'>
     """
 
     worker_id: str
@@ -54,6 +71,12 @@ class LagMeasured(Measurement):
         millis_behind_latest: Age of the oldest record that is not committed, by lease key. 0: no
             record waits.
         unknown: Number of leases whose lag is not known yet.
+
+    Example:
+        >>> from kcl_pipeline import LagMeasured
+        >>> event = LagMeasured(worker_id="w-1", millis_behind_latest={})
+        >>> event.millis_behind_latest
+        {}
     """
 
     worker_id: str
@@ -68,6 +91,12 @@ class MemoryMeasured(Measurement):
     Attributes:
         used_bytes: Bytes that are counted (`memory.MemoryBudget`).
         max_bytes: The limit (`worker.record_memory_max_bytes`).
+
+    Example:
+        >>> from kcl_pipeline import MemoryMeasured
+        >>> event = MemoryMeasured(worker_id="w-1", used_bytes=3, max_bytes=3)
+        >>> event.used_bytes
+        3
     """
 
     worker_id: str
@@ -83,6 +112,18 @@ class ProcessorCalled(Measurement):
         records: Number of its records.
         milliseconds: How long it took.
         succeeded: Whether it raised no error.
+
+    Example:
+        >>> from kcl_pipeline import ProcessorCalled
+        >>> event = ProcessorCalled(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     records=3,
+        ...     milliseconds=1.5,
+        ...     succeeded=True,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     worker_id: str
@@ -97,6 +138,16 @@ class ReadFinished(Measurement):
     """One call for records of a polled shard has ended.
 
     Fan-out shards and executor fetches do not emit it.
+
+    Example:
+        >>> from kcl_pipeline import ReadFinished
+        >>> event = ReadFinished(
+        ...     lease_key="shardId-000000000000",
+        ...     milliseconds=1.5,
+        ...     succeeded=True,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     lease_key: str
@@ -124,6 +175,12 @@ class CycleFinished(Measurement):
         incomplete_streams: Streams whose leases do not cover all hash keys.
         unavailable_streams: Streams whose last attempt failed.
         sync_skipped: Whether shard sync was due, and the former one was still running.
+
+    Example:
+        >>> from kcl_pipeline import CycleFinished
+        >>> event = CycleFinished(owner_name="text", led=True, milliseconds=1.5, succeeded=True)
+        >>> event.owner_name
+        'text'
     """
 
     owner_name: str
@@ -145,7 +202,14 @@ class CycleFinished(Measurement):
 
 @dataclass(frozen=True, slots=True)
 class MetricsEndpointOpened(Event):
-    """An exporter serves metrics at this address."""
+    """An exporter serves metrics at this address.
+
+    Example:
+        >>> from kcl_pipeline import MetricsEndpointOpened
+        >>> event = MetricsEndpointOpened(exporter="text", address="text")
+        >>> event.exporter
+        'text'
+    """
 
     exporter: str
     address: str
@@ -153,7 +217,14 @@ class MetricsEndpointOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class MetricsExportFailed(Event):
-    """An exporter cannot start, or cannot take values. The worker continues without them."""
+    """An exporter cannot start, or cannot take values. The worker continues without them.
+
+    Example:
+        >>> from kcl_pipeline import MetricsExportFailed
+        >>> event = MetricsExportFailed(exporter="text", error="the call was throttled")
+        >>> event.exporter
+        'text'
+    """
 
     exporter: str
     error: str
@@ -165,6 +236,12 @@ class MetricsDropped(Event):
 
     Attributes:
         values: Number of values.
+
+    Example:
+        >>> from kcl_pipeline import MetricsDropped
+        >>> event = MetricsDropped(exporter="text", values=3, reason="the lease expired")
+        >>> event.exporter
+        'text'
     """
 
     exporter: str

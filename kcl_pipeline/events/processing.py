@@ -15,6 +15,11 @@ class HangStep(StrEnum):
     records that were read; with an executor fetch, it waits for the Spark job that reads and
     transforms them. WRITING: it runs the transform and writes its rows. COMMITTING: it commits
     them. REPORTING: it reports the progress of the worker.
+
+    Example:
+        >>> from kcl_pipeline import HangStep
+        >>> HangStep.LEASES.value
+        'leases'
     """
 
     LEASES = "leases"
@@ -38,6 +43,17 @@ class WorkerHung(Event):
         lease_keys: Held leases that may have records that are not committed.
         stacks: The calls of all threads, the processing thread first. It has names of files and
             functions and line numbers, without variables or source lines, and a bounded length.
+
+    Example:
+        >>> from kcl_pipeline import HangStep, WorkerHung
+        >>> event = WorkerHung(
+        ...     worker_id="w-1",
+        ...     step=HangStep.LEASES,
+        ...     seconds=1.5,
+        ...     lease_keys=("shardId-000000000000",),
+        ... )
+        >>> event.step
+        <HangStep.LEASES: 'leases'>
     """
 
     worker_id: str
@@ -49,7 +65,14 @@ class WorkerHung(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerResumed(Event):
-    """A worker that was hung makes progress again, or no record waits any more."""
+    """A worker that was hung makes progress again, or no record waits any more.
+
+    Example:
+        >>> from kcl_pipeline import WorkerResumed
+        >>> event = WorkerResumed(worker_id="w-1")
+        >>> event.worker_id
+        'w-1'
+    """
 
     worker_id: str
 
@@ -63,6 +86,12 @@ class BatchAbandoned(Event):
     Attributes:
         step: What the thread does.
         seconds: Time since the step began.
+
+    Example:
+        >>> from kcl_pipeline import BatchAbandoned, HangStep
+        >>> event = BatchAbandoned(worker_id="w-1", step=HangStep.LEASES, seconds=1.5)
+        >>> event.step
+        <HangStep.LEASES: 'leases'>
     """
 
     worker_id: str
@@ -75,6 +104,12 @@ class ArrowMemorySkipped(Event):
     """Batches or results of Spark are passed in a slower way than as Arrow columns in memory.
 
     The rows are the same. The event is emitted again only when the reason changes.
+
+    Example:
+        >>> from kcl_pipeline import ArrowMemorySkipped
+        >>> event = ArrowMemorySkipped(reason="the lease expired")
+        >>> event.reason
+        'the lease expired'
     """
 
     reason: str
@@ -91,6 +126,12 @@ class ShardsLeftToOthers(Event):
         shards: How many shards are not finished.
         elsewhere: How many of them other workers hold.
         owners: Those workers with their numbers of shards; the first five.
+
+    Example:
+        >>> from kcl_pipeline import ShardsLeftToOthers
+        >>> event = ShardsLeftToOthers(worker_id="w-1", shards=3, elsewhere=3, owners="text")
+        >>> event.shards
+        3
     """
 
     worker_id: str

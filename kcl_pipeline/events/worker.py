@@ -12,7 +12,14 @@ from kcl_pipeline.position import Position
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
-    """A worker has opened its tables and starts to discover leases."""
+    """A worker has opened its tables and starts to discover leases.
+
+    Example:
+        >>> from kcl_pipeline import WorkerStarted
+        >>> event = WorkerStarted(worker_id="w-1")
+        >>> event.worker_id
+        'w-1'
+    """
 
     worker_id: str
 
@@ -23,6 +30,12 @@ class WorkerStopped(Event):
 
     Attributes:
         reason: A value of `worker.StopReason`.
+
+    Example:
+        >>> from kcl_pipeline import WorkerStopped
+        >>> event = WorkerStopped(worker_id="w-1", reason="the lease expired")
+        >>> event.reason
+        'the lease expired'
     """
 
     worker_id: str
@@ -36,6 +49,12 @@ class WorkerIdShared(Event):
     Attributes:
         other_run_id: The run id of the other process. That of `kcl-pipeline worker` begins with the
             name of its host.
+
+    Example:
+        >>> from kcl_pipeline import WorkerIdShared
+        >>> event = WorkerIdShared(worker_id="w-1", other_run_id="host-2@1")
+        >>> event.other_run_id
+        'host-2@1'
     """
 
     worker_id: str
@@ -47,6 +66,12 @@ class StreamsDiffer(Event):
     """The application reads streams that the settings of a starting worker do not name.
 
     The worker reads their leases, too.
+
+    Example:
+        >>> from kcl_pipeline import StreamsDiffer
+        >>> event = StreamsDiffer(worker_id="w-1", unnamed=("w-1",))
+        >>> event.unnamed
+        ('w-1',)
     """
 
     worker_id: str
@@ -63,6 +88,16 @@ class StreamUnavailable(Event):
     Attributes:
         reporter: Id of the worker, or owner name of the leader.
         stream: The stream, as in the settings or in the recorded identity.
+
+    Example:
+        >>> from kcl_pipeline import StreamUnavailable
+        >>> event = StreamUnavailable(
+        ...     reporter="text",
+        ...     stream="orders",
+        ...     error="the call was throttled",
+        ... )
+        >>> event.reporter
+        'text'
     """
 
     reporter: str
@@ -72,7 +107,18 @@ class StreamUnavailable(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGained(Event):
-    """A worker holds a lease that it did not hold before."""
+    """A worker holds a lease that it did not hold before.
+
+    Example:
+        >>> from kcl_pipeline import LeaseGained
+        >>> event = LeaseGained(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     lease_counter=3,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
 
     worker_id: str
     lease_key: str
@@ -81,7 +127,18 @@ class LeaseGained(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """A worker does not hold a lease any more, and has neither released it nor handed it off."""
+    """A worker does not hold a lease any more, and has neither released it nor handed it off.
+
+    Example:
+        >>> from kcl_pipeline import LeaseLost
+        >>> event = LeaseLost(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     reason="the lease expired",
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
 
     worker_id: str
     lease_key: str
@@ -90,7 +147,14 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased(Event):
-    """A stopping worker removed the owner of a lease."""
+    """A stopping worker removed the owner of a lease.
+
+    Example:
+        >>> from kcl_pipeline import LeaseReleased
+        >>> event = LeaseReleased(worker_id="w-1", lease_key="shardId-000000000000")
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
 
     worker_id: str
     lease_key: str
@@ -98,7 +162,18 @@ class LeaseReleased(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandoffStarted(Event):
-    """The owner of a lease has read that the leader assigned the lease to another worker."""
+    """The owner of a lease has read that the leader assigned the lease to another worker.
+
+    Example:
+        >>> from kcl_pipeline import HandoffStarted
+        >>> event = HandoffStarted(
+        ...     lease_key="shardId-000000000000",
+        ...     from_worker="w-1",
+        ...     to_worker="w-2",
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
 
     lease_key: str
     from_worker: str
@@ -111,6 +186,17 @@ class HandoffCompleted(Event):
 
     Attributes:
         forced: Whether the handoff time-out ended the work on the shard.
+
+    Example:
+        >>> from kcl_pipeline import HandoffCompleted
+        >>> event = HandoffCompleted(
+        ...     lease_key="shardId-000000000000",
+        ...     from_worker="w-1",
+        ...     to_worker="w-2",
+        ...     seconds=1.5,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     lease_key: str
@@ -122,7 +208,18 @@ class HandoffCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardEnded(Event):
-    """A shard was read, committed and checkpointed to its end. Its children have leases."""
+    """A shard was read, committed and checkpointed to its end. Its children have leases.
+
+    Example:
+        >>> from kcl_pipeline import ShardEnded
+        >>> event = ShardEnded(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     child_lease_keys=("w-1",),
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
 
     worker_id: str
     lease_key: str
@@ -138,6 +235,19 @@ class BatchCommitted(Event):
         table_version: Version of the table. None: the sink has no versions.
         records_by_lease: Number of records by lease key.
         data_bytes_by_lease: Bytes of the data of the records that were read, by lease key.
+
+    Example:
+        >>> from kcl_pipeline import BatchCommitted
+        >>> event = BatchCommitted(
+        ...     worker_id="w-1",
+        ...     batch_id="w-1-1",
+        ...     records=3,
+        ...     bytes=3,
+        ...     lease_keys=("shardId-000000000000",),
+        ...     milliseconds={},
+        ... )
+        >>> event.batch_id
+        'w-1-1'
     """
 
     worker_id: str
@@ -158,6 +268,17 @@ class BatchRefused(Event):
     """A batch, or some of its leases, was not committed.
 
     The owners of these leases read the ranges again.
+
+    Example:
+        >>> from kcl_pipeline import BatchRefused
+        >>> event = BatchRefused(
+        ...     worker_id="w-1",
+        ...     batch_id="w-1-1",
+        ...     lease_keys=("shardId-000000000000",),
+        ...     reason="the lease expired",
+        ... )
+        >>> event.batch_id
+        'w-1-1'
     """
 
     worker_id: str
@@ -172,6 +293,17 @@ class RecordsDeadLettered(Event):
 
     Attributes:
         skipped: Whether they were skipped and not written to the dead-letter table.
+
+    Example:
+        >>> from kcl_pipeline import RecordsDeadLettered
+        >>> event = RecordsDeadLettered(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     records=3,
+        ...     error="the call was throttled",
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     worker_id: str
@@ -192,6 +324,18 @@ class AggregatesRejected(Event):
             are dropped, because the KPL sends these user records again.
         unknown_keys: User records whose partition key is missing; they are delivered with the key
             of their aggregate.
+
+    Example:
+        >>> from kcl_pipeline import AggregatesRejected
+        >>> event = AggregatesRejected(
+        ...     lease_key="shardId-000000000000",
+        ...     sequence_number="text",
+        ...     over_limit=3,
+        ...     misplaced=3,
+        ...     unknown_keys=3,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     lease_key: str
@@ -209,6 +353,11 @@ class LossReason(StrEnum):
     not list it any more. LEFT_RETENTION: records left the retention period of the stream before
     they were read. STREAM_DELETED: the stream was deleted while a drain waited for the shard.
     TABLE_RESTORED: a person restored the table to an earlier version (`TableRestored`).
+
+    Example:
+        >>> from kcl_pipeline import LossReason
+        >>> LossReason.ROW_DELETED.value
+        'row_deleted'
     """
 
     ROW_DELETED = "row_deleted"
@@ -233,6 +382,16 @@ class RecordsLost(Event):
         last_arrival_millis: Latest arrival time of a lost record, epoch milliseconds, if known.
         stream: Name of the stream. None: unknown.
         before: First position after the loss (exclusive end), if it is known.
+
+    Example:
+        >>> from kcl_pipeline import LossReason, RecordsLost
+        >>> event = RecordsLost(
+        ...     reporter="text",
+        ...     lease_key="shardId-000000000000",
+        ...     reason=LossReason.ROW_DELETED,
+        ... )
+        >>> event.reporter
+        'text'
     """
 
     reporter: str
@@ -262,6 +421,12 @@ class TableRestored(Event):
         version: Version of the table that the RESTORE made.
         restored_to: The restored version or time, as text.
         table_id: Id of the table. A table that is created again has another one.
+
+    Example:
+        >>> from kcl_pipeline import TableRestored
+        >>> event = TableRestored(version=3, restored_to="text", table_id="text")
+        >>> event.version
+        3
     """
 
     version: int
@@ -281,6 +446,19 @@ class ShardPaused(Event):
     Attributes:
         seconds: Time since the first failed attempt.
         retry_seconds: Time until the next attempt.
+
+    Example:
+        >>> from kcl_pipeline import ShardPaused
+        >>> event = ShardPaused(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     reason="the lease expired",
+        ...     attempts=3,
+        ...     seconds=1.5,
+        ...     retry_seconds=1.5,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     worker_id: str
@@ -293,7 +471,19 @@ class ShardPaused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardResumed(Event):
-    """A shard that was paused is processed again, after `seconds` and `attempts` failures."""
+    """A shard that was paused is processed again, after `seconds` and `attempts` failures.
+
+    Example:
+        >>> from kcl_pipeline import ShardResumed
+        >>> event = ShardResumed(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     attempts=3,
+        ...     seconds=1.5,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
 
     worker_id: str
     lease_key: str
@@ -309,6 +499,11 @@ class StallStep(StrEnum):
     its records or its lease. PROCESSING: the commit of a batch that contains it. ENDING: the
     checkpoint at its end. LEAVING: the handoff to another worker. UNKNOWN_STREAM: nothing; this
     worker does not read its stream.
+
+    Example:
+        >>> from kcl_pipeline import StallStep
+        >>> StallStep.WAITING_FOR_PARENT.value
+        'waiting_for_parent'
     """
 
     WAITING_FOR_PARENT = "waiting_for_parent"
@@ -332,6 +527,17 @@ class ShardStalled(Event):
     Attributes:
         seconds: Time without progress.
         error: Last error of the step, if any.
+
+    Example:
+        >>> from kcl_pipeline import ShardStalled, StallStep
+        >>> event = ShardStalled(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     step=StallStep.WAITING_FOR_PARENT,
+        ...     seconds=1.5,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
     """
 
     worker_id: str
@@ -347,6 +553,12 @@ class AnnouncementRejected(Event):
 
     Attributes:
         removed: Whether it was deleted. Otherwise this process does not read it again.
+
+    Example:
+        >>> from kcl_pipeline import AnnouncementRejected
+        >>> event = AnnouncementRejected(name="text", reason="the lease expired", removed=True)
+        >>> event.name
+        'text'
     """
 
     name: str
@@ -356,7 +568,14 @@ class AnnouncementRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class AwsTrouble(Event):
-    """An AWS call failed and will be retried."""
+    """An AWS call failed and will be retried.
+
+    Example:
+        >>> from kcl_pipeline import AwsTrouble
+        >>> event = AwsTrouble(operation="GetRecords", error="the call was throttled")
+        >>> event.operation
+        'GetRecords'
+    """
 
     operation: str
     error: str
@@ -372,6 +591,12 @@ class DefectFound(Event):
     Attributes:
         operation: The step and the lease.
         error: The type of the error and its text.
+
+    Example:
+        >>> from kcl_pipeline import DefectFound
+        >>> event = DefectFound(operation="GetRecords", error="the call was throttled")
+        >>> event.operation
+        'GetRecords'
     """
 
     operation: str
@@ -382,6 +607,12 @@ class DefectFound(Event):
 class CpuSourceSkipped(Event):
     """A source of the CPU metric cannot be read; the next one is tried. Without any, the worker
     reports no CPU.
+
+    Example:
+        >>> from kcl_pipeline import CpuSourceSkipped
+        >>> event = CpuSourceSkipped(source="text", error="the call was throttled")
+        >>> event.source
+        'text'
     """
 
     source: str
@@ -398,6 +629,12 @@ class DeadLettersUnreadable(Event):
         table: Address of the dead-letter table.
         rows: How many rows are left out.
         example: The lease, the position and the batch of one of them.
+
+    Example:
+        >>> from kcl_pipeline import DeadLettersUnreadable
+        >>> event = DeadLettersUnreadable(table="orders", rows=3, example="text")
+        >>> event.table
+        'orders'
     """
 
     table: str
@@ -411,6 +648,16 @@ class RowRejected(Event):
 
     The row is not changed, and its lease is neither held nor planned. The event is emitted again
     only when the reason changes.
+
+    Example:
+        >>> from kcl_pipeline import RowRejected
+        >>> event = RowRejected(
+        ...     table="orders",
+        ...     key="shardId-000000000000",
+        ...     reason="the lease expired",
+        ... )
+        >>> event.table
+        'orders'
     """
 
     table: str

@@ -36,6 +36,11 @@ RECORD_SCHEMA: Final = pa.schema(
 several accounts. `sub_sequence_number` is 0 for records that are not in a KPL
 aggregate. `partition_key` is null for a record that a producer put without a key, which a stream
 with the record distribution strategy AUTO accepts.
+
+Example:
+    >>> from kcl_pipeline import RECORD_SCHEMA
+    >>> str(RECORD_SCHEMA.field("data").type)
+    'binary'
 """
 
 NO_RECORDS: Final = pa.Table.from_batches([], schema=RECORD_SCHEMA)

@@ -42,6 +42,11 @@ class Fault:
 
     Raises:
         SettingsError: A value is wrong.
+
+    Example:
+        >>> from kcl_pipeline import Fault
+        >>> Fault("delay", delay_seconds=2.0).delay_seconds
+        2.0
     """
 
     kind: Kind
@@ -81,6 +86,12 @@ class FaultRule(CheckedFields):
         message: Error message that replaces the default.
         delay_seconds: Delay of a rule of kind `delay`. It is added to the fault of another rule.
         applied: How many calls got the fault so far.
+
+    Example:
+        >>> from kcl_pipeline import FaultRule
+        >>> rule = FaultRule(service="dynamodb", operation="UpdateItem", kind="throttle", count=3)
+        >>> rule.count
+        3
     """
 
     model_config = ConfigDict(extra="forbid")

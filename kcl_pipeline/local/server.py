@@ -98,6 +98,11 @@ class EmbeddedAws:
 
     Raises:
         SettingsError: An argument is wrong, or the extra `local` is not installed.
+
+    Example:
+        >>> from kcl_pipeline import EmbeddedAws
+        >>> with EmbeddedAws() as aws:  # doctest: +SKIP
+        ...     os.environ.update(aws.environment())
     """
 
     def __init__(

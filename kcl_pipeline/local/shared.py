@@ -97,7 +97,7 @@ def use_local_aws(
         SettingsError: The server did not start; the message names its log.
 
     Example:
-        >>> use_local_aws({"orders": 4}, records="resources.samples:records")
+        >>> use_local_aws({"orders": 4}, records="resources.samples:records")  # doctest: +SKIP
     """
     if any(name.startswith("AWS_") and name not in _NO_ACCOUNT for name in os.environ):
         return None

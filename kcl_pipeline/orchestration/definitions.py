@@ -5,28 +5,27 @@ from typing import Any
 
 import dagster as dg
 
-from kcl_pipeline.orchestration.assets.access import aws_of
-from kcl_pipeline.orchestration.assets.checks import build_checks
-from kcl_pipeline.orchestration.assets.code_version import code_version
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.specs import (
-    changed_spec,
-    fleet_spec,
-    output_spec,
-    stream_specs,
-)
-from kcl_pipeline.orchestration.ops.operate import build_operate_job
-from kcl_pipeline.orchestration.ops.output import build_consume_job, build_output_asset
+from kcl_pipeline.orchestration.checks import build_checks
+from kcl_pipeline.orchestration.leader import build_leader_sensor
+from kcl_pipeline.orchestration.names import Names, aws_of
+from kcl_pipeline.orchestration.operate import build_operate_job
+from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.resources import (
+    ApplicationResource,
     AwsResource,
     CoordinatorStateTableResource,
     LeaseTableResource,
     WorkerMetricsTableResource,
+    spark_resource,
 )
-from kcl_pipeline.orchestration.resources.spark import spark_resource
-from kcl_pipeline.orchestration.resources.tables import ApplicationResource
-from kcl_pipeline.orchestration.sensors.leader import build_leader_sensor
+from kcl_pipeline.orchestration.specs import (
+    changed_spec,
+    code_version,
+    fleet_spec,
+    output_spec,
+    stream_specs,
+)
+from kcl_pipeline.orchestration.worker_op import build_consume_job, build_output_asset
 
 
 def build_definitions(

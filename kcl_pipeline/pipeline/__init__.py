@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from dagster import AssetKey, Definitions
     from pyspark.sql import DataFrame
 
-    from kcl_pipeline.orchestration.assets.contract import DagsterOptions
+    from kcl_pipeline.orchestration.options import DagsterOptions
     from kcl_pipeline.status.snapshot import Snapshot
     from kcl_pipeline.worker.worker import Worker
 
@@ -191,7 +191,7 @@ class KinesisPipeline:
     def output_key(self) -> AssetKey:
         """Asset key of the output, for `deps=[orders.output_key]` of assets that read it."""
         # Dagster is loaded only where it is used
-        from kcl_pipeline.orchestration.assets.names import output_key  # noqa: PLC0415
+        from kcl_pipeline.orchestration.names import output_key  # noqa: PLC0415
 
         return output_key(self)
 
@@ -208,8 +208,8 @@ class KinesisPipeline:
             SettingsError: An option is wrong.
         """
         # Dagster is loaded only where it is used
-        from kcl_pipeline.orchestration.assets.contract import DagsterOptions  # noqa: PLC0415
         from kcl_pipeline.orchestration.definitions import build_definitions  # noqa: PLC0415
+        from kcl_pipeline.orchestration.options import DagsterOptions  # noqa: PLC0415
 
         return build_definitions(self, DagsterOptions(**options))
 
@@ -391,6 +391,7 @@ class KinesisPipeline:
             KclError: As in `ensure_tables`; `ApplicationPausedError` while it is paused.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
+        from kcl_pipeline.kinesis.decode.bodies import load_conversions  # noqa: PLC0415
         from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 
@@ -402,6 +403,8 @@ class KinesisPipeline:
         refuse_pause(self.name, application.pause)
         tables = open_tables(self.settings, clients, clock)
         events = observed_worker(events, tables.coordinator, settings, clock, worker_id, clients)
+        # Before the worker has a row: from then on a leader may give it leases
+        load_conversions()
         writer, sink, range_jobs = self.output().open(session_factory, clients, events, memory)
         has_metrics = not settings.worker.disable_worker_metrics
         dependencies = WorkerDependencies(

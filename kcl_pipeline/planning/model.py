@@ -21,6 +21,12 @@ class LeaseState:
         ended: Whether it is at SHARD_END. Then it has no load and is not balanced. It counts only
             against `PlanLimits.max_leases_for_worker` and `max_leases_for_group`.
         seconds_since_move: Time since the last move between living workers.
+
+    Example:
+        >>> from kcl_pipeline import LeaseState
+        >>> lease = LeaseState("shardId-000000000000", owner=None, throughput_kbps=120.0)
+        >>> lease.movable
+        True
     """
 
     lease_key: str
@@ -47,6 +53,12 @@ class WorkerState:
         accepts_leases: False: it keeps its leases and gets no other ones. Reasons: one of its
             leases has just expired, it has not reported yet, it drains, it is hung, or its metrics
             fail.
+
+    Example:
+        >>> from kcl_pipeline import WorkerState
+        >>> worker = WorkerState("w-1", metrics={"cpu": 40.0}, limits={"cpu": 80.0})
+        >>> worker.accepts_leases
+        True
     """
 
     worker_id: str
@@ -76,6 +88,11 @@ class PlanLimits:
         churn_budget_percentage: Share of all leases that one plan may move. It does not apply to a
             lease without a living owner.
         fresh_lease_quantile: A lease without a sample counts as this quantile of the sampled ones.
+
+    Example:
+        >>> from kcl_pipeline import PlanLimits
+        >>> PlanLimits(max_leases_for_worker=100).balance
+        True
     """
 
     max_leases_for_worker: int = 2**31 - 1
@@ -104,6 +121,12 @@ class Move:
         from_worker: The living owner. None: it has none.
         to_worker: The new owner.
         reason: A sentence.
+
+    Example:
+        >>> from kcl_pipeline import Move
+        >>> move = Move("shardId-000000000000", None, "w-1", "it had no owner")
+        >>> move.to_worker
+        'w-1'
     """
 
     lease_key: str
@@ -121,6 +144,12 @@ class Plan:
         moves: Moves by decreasing importance, at most one per lease.
         spilled: Leases that no worker has capacity for.
         notes: Sentences that explain the decision.
+
+    Example:
+        >>> from kcl_pipeline import Move, Plan
+        >>> move = Move("shardId-000000000000", None, "w-1", "it had no owner")
+        >>> len(Plan(strategy="mine", moves=(move,)).moves)
+        1
     """
 
     strategy: str
@@ -144,6 +173,15 @@ class PlanInput:
         stop: Returns whether the time for the plan is over. A strategy that may need long asks it
             between moves, and returns the moves that it has so far. It is no part of the equality
             of two inputs.
+
+    Example:
+        >>> from kcl_pipeline import LeaseState, PlanInput, WorkerState
+        >>> given = PlanInput(
+        ...     leases=(LeaseState("shardId-000000000000", owner=None),),
+        ...     workers=(WorkerState("w-1"),),
+        ... )
+        >>> [lease.lease_key for lease in given.leases if lease.owner is None]
+        ['shardId-000000000000']
     """
 
     leases: tuple[LeaseState, ...]
@@ -156,4 +194,10 @@ Strategy = Callable[[PlanInput], Plan]
 """A function of its input that is deterministic, but for `PlanInput.stop`.
 
 `planning.strategies.register` registers it under a name.
+
+Example:
+    >>> from kcl_pipeline import Plan, PlanInput, Strategy
+    >>> def no_moves(given: PlanInput) -> Plan:
+    ...     return Plan(strategy="no_moves", moves=())
+    >>> strategy: Strategy = no_moves
 """

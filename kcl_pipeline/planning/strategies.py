@@ -34,7 +34,14 @@ _REGISTRY: Final[dict[str, Strategy]] = {
 
 
 def register(name: str, strategy: Strategy) -> None:
-    """Register a strategy, which must be pure and deterministic. Replaces one of the same name."""
+    """Register a strategy, which must be pure and deterministic. Replaces one of the same name.
+
+    Example:
+        >>> from kcl_pipeline import Plan, PlanInput, register_strategy
+        >>> def no_moves(given: PlanInput) -> Plan:
+        ...     return Plan(strategy="no_moves", moves=())
+        >>> register_strategy("no_moves", no_moves)  # doctest: +SKIP
+    """
     _REGISTRY[name] = strategy
 
 

@@ -26,6 +26,15 @@ class CheckpointError(KclError):
             ThrottlingException: nothing was written, call again later. InvalidStateException: the
             table does not exist. KinesisClientLibDependencyException: the outcome is unknown, call
             again. IllegalArgumentException: the position may not be checkpointed.
+
+    Example:
+        >>> from kcl_pipeline import Checkpointer, CheckpointError
+        >>> def store(checkpointer: Checkpointer) -> bool:
+        ...     try:
+        ...         checkpointer.checkpoint()
+        ...     except CheckpointError:
+        ...         return False
+        ...     return True
     """
 
     def __init__(self, value: str, message: str = "") -> None:
@@ -38,6 +47,12 @@ class PreparedCheckpoint:
 
     The next owner of the lease gets the pending checkpoint and its state in `initialize`. Any
     checkpoint removes it.
+
+    Example:
+        >>> from kcl_pipeline import Checkpointer
+        >>> def store(checkpointer: Checkpointer) -> None:
+        ...     prepared = checkpointer.prepare_checkpoint()
+        ...     prepared.checkpoint()
     """
 
     def __init__(self, position: Position, write: Callable[[], None]) -> None:
@@ -60,6 +75,11 @@ class Checkpointer:
     Args:
         leases: Writes the row of the lease.
         held: The lease. Its checkpoint is where the shard is read from.
+
+    Example:
+        >>> from kcl_pipeline import Checkpointer, Record
+        >>> def store(record: Record, checkpointer: Checkpointer) -> None:
+        ...     checkpointer.checkpoint(record.sequence_number, record.sub_sequence_number)
     """
 
     def __init__(self, leases: HeldLeases, held: Held) -> None:

@@ -27,6 +27,12 @@ class InitializeInput:
             not made. None: there is none.
         pending_checkpoint_sub_sequence_number: Its sub-sequence number.
         pending_checkpoint_state: Its application state. None: it has none.
+
+    Example:
+        >>> from kcl_pipeline import InitializeInput, RecordProcessor
+        >>> class Mine(RecordProcessor):
+        ...     def initialize(self, given: InitializeInput) -> None:
+        ...         print(given.shard_id, given.sequence_number)
     """
 
     shard_id: str
@@ -48,6 +54,13 @@ class ProcessRecordsInput:
             `worker.call_process_records_even_for_empty_record_list` is set.
         millis_behind_latest: Time between the next record and the end of the shard. None: unknown.
         checkpointer: Writes checkpoints of the shard, also later and from other threads.
+
+    Example:
+        >>> from kcl_pipeline import ProcessRecordsInput, RecordProcessor
+        >>> class Count(RecordProcessor):
+        ...     def process_records(self, given: ProcessRecordsInput) -> None:
+        ...         print(len(given.records), given.millis_behind_latest)
+        ...         given.checkpointer.checkpoint()
     """
 
     records: Sequence[Record]
@@ -58,14 +71,28 @@ class ProcessRecordsInput:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLostInput:
-    """The lease belongs to another worker, or to none. No checkpoint is possible."""
+    """The lease belongs to another worker, or to none. No checkpoint is possible.
+
+    Example:
+        >>> from kcl_pipeline import LeaseLostInput, RecordProcessor
+        >>> class Mine(RecordProcessor):
+        ...     def lease_lost(self, given: LeaseLostInput) -> None:
+        ...         print(given.action)
+    """
 
     action: str = "leaseLost"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEndedInput:
-    """All records of the shard were delivered. The processor must checkpoint its end."""
+    """All records of the shard were delivered. The processor must checkpoint its end.
+
+    Example:
+        >>> from kcl_pipeline import RecordProcessor, ShardEndedInput
+        >>> class Mine(RecordProcessor):
+        ...     def shard_ended(self, given: ShardEndedInput) -> None:
+        ...         given.checkpointer.checkpoint()
+    """
 
     checkpointer: Checkpointer
     action: str = "shardEnded"
@@ -73,7 +100,14 @@ class ShardEndedInput:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequestedInput:
-    """The lease will be handed over or released. This is the last chance to checkpoint."""
+    """The lease will be handed over or released. This is the last chance to checkpoint.
+
+    Example:
+        >>> from kcl_pipeline import RecordProcessor, ShutdownRequestedInput
+        >>> class Mine(RecordProcessor):
+        ...     def shutdown_requested(self, given: ShutdownRequestedInput) -> None:
+        ...         given.checkpointer.checkpoint()
+    """
 
     checkpointer: Checkpointer
     action: str = "shutdownRequested"
@@ -90,6 +124,13 @@ class RecordProcessor:
         skips_failures: What an error of `process_records` does. False: the shard pauses, and the
             records are delivered again. True: the next records are delivered, as in the KCL. An
             application also chooses this by `batch.failed_records="skip"`.
+
+    Example:
+        >>> from kcl_pipeline import ProcessRecordsInput, RecordProcessor
+        >>> class Count(RecordProcessor):
+        ...     def process_records(self, given: ProcessRecordsInput) -> None:
+        ...         print(len(given.records), given.millis_behind_latest)
+        ...         given.checkpointer.checkpoint()
     """
 
     skips_failures: bool = False

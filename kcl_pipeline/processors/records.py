@@ -21,6 +21,11 @@ class Record:
         sequence_number: The sequence number. The records of an aggregate share it.
         sub_sequence_number: Index in the aggregate, from 0.
         timestamp_millis: Approximate arrival time (epoch milliseconds).
+
+    Example:
+        >>> from kcl_pipeline import Record
+        >>> def value(record: Record) -> bytes:
+        ...     return record.binary_data
     """
 
     binary_data: bytes

@@ -29,6 +29,10 @@ def java_command() -> str | None:
     """The `java` command that Spark would start; None without one.
 
     It is `$JAVA_HOME/bin/java` if JAVA_HOME is set, otherwise the first one on PATH.
+
+    Example:
+        >>> from kcl_pipeline import java_command
+        >>> has_java = java_command() is not None
     """
     home = os.environ.get("JAVA_HOME")
     if not home:

@@ -88,6 +88,10 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
     Raises:
         SettingsError: Java is missing or older than 17, the user id has no name, or no standalone
             master listens at the configured address.
+
+    Example:
+        >>> from kcl_pipeline import build_session
+        >>> spark = build_session("shop", {"spark.driver.memory": "4g"})  # doctest: +SKIP
     """
     active = SparkSession.getActiveSession()
     if active is not None:

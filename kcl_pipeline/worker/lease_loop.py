@@ -35,6 +35,10 @@ CHANGING_DISCOVERY_SECONDS: Final = 0.5
 nobody reads a lease from its handoff until its new owner discovers it.
 """
 CHANGING_SECONDS: Final = 30.0
+COMING_DISCOVERY_SECONDS: Final = 0.2
+"""The same while a worker hands leases over to this one. Nobody reads them in between."""
+COMING_SECONDS_PER_LEASE: Final = 0.01
+"""At least, so that the rows of many leases are read as often as those of a few."""
 SECOND_REPORT_SECONDS: Final = 2.0
 """Short, because a leader considers a worker alive only after its row has changed."""
 
@@ -253,13 +257,17 @@ class LeaseLoop:
     def _seconds_until_discovery(self) -> float:
         """Return the seconds until the next discovery is due, 0 or more.
 
-        It is due more often while no lease is held, and after one was gained or lost.
+        It is due more often while no lease is held, after one was gained or lost, and while one is
+        handed over to this worker.
         """
         now, seconds = self._dependencies.clock.monotonic(), self._discovery_seconds
         if not self._leases.held():
             seconds = min(seconds, FIRST_DISCOVERY_SECONDS)
         if not self._is_discovery_set and now - self._leases.changed_at < CHANGING_SECONDS:
             seconds = min(seconds, CHANGING_DISCOVERY_SECONDS)
+        if not self._is_discovery_set and (coming := self._leases.coming):
+            wait = max(COMING_DISCOVERY_SECONDS, COMING_SECONDS_PER_LEASE * coming)
+            seconds = min(seconds, wait)
         return max(self._discovered_at + seconds - now, 0.0)
 
     def _force_handoff(self, held: Held) -> None:

@@ -13,7 +13,13 @@ SHOWN_OWNERS: Final = 5
 
 
 class StopReason(StrEnum):
-    """Why a worker stopped."""
+    """Why a worker stopped.
+
+    Example:
+        >>> from kcl_pipeline import StopReason
+        >>> StopReason.DRAINED.value
+        'drained'
+    """
 
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -40,6 +46,12 @@ class WorkerProgress:
         stalled: Stalled leases, and the step that each waits in (`events.StallStep`).
         lag_unknown: Leases whose lag is not known yet.
         paused: Reasons of paused shards by lease.
+
+    Example:
+        >>> from kcl_pipeline import WorkerProgress
+        >>> def show(progress: WorkerProgress) -> None:
+        ...     print(progress.records, progress.lag_millis)
+        >>> worker.run(stop, on_progress=show)  # doctest: +SKIP
     """
 
     worker_id: str
@@ -85,6 +97,10 @@ class WorkerSummary:
         error: Why it failed. None: it did not.
         elsewhere: How many unfinished shards each other worker held at the end of a drain. The
             drain did not wait for their records.
+
+    Example:
+        >>> summary = worker.run(stop, mode="drain")  # doctest: +SKIP
+        >>> summary.total.records  # doctest: +SKIP
     """
 
     reason: StopReason

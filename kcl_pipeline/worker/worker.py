@@ -84,6 +84,12 @@ class Worker:
 
     Args:
         dependencies: Its dependencies.
+
+    Example:
+        >>> from kcl_pipeline import StopReason, Worker
+        >>> worker: Worker = orders.build_worker("w-1")  # doctest: +SKIP
+        >>> summary = worker.run(stop, mode="drain")  # doctest: +SKIP
+        >>> assert summary.reason is StopReason.DRAINED  # doctest: +SKIP
     """
 
     def __init__(self, dependencies: WorkerDependencies) -> None:

@@ -16,8 +16,8 @@ VIOLATIONS = {
     "cycles": ("kcl_pipeline.delta.files", "kcl_pipeline.delta.sink"),
     "dagster": ("kcl_pipeline.worker.worker", "dagster"),
     "dagster_order": (
-        "kcl_pipeline.orchestration.resources.aws",
-        "kcl_pipeline.orchestration.assets.names",
+        "kcl_pipeline.orchestration.resources",
+        "kcl_pipeline.orchestration.names",
     ),
     "pyspark": ("kcl_pipeline.delta.sink", "pyspark"),
     "local": ("kcl_pipeline.worker.worker", "kcl_pipeline.testing.clock"),

@@ -24,11 +24,11 @@ from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import Event, HandoffStarted
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import REPLACES_TAG, Names, worker_id_of
 from kcl_pipeline.orchestration.definitions import build_resources
+from kcl_pipeline.orchestration.leader import LeaderTick
+from kcl_pipeline.orchestration.names import REPLACES_TAG, Names, worker_id_of
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.orchestration.resources import AwsResource
-from kcl_pipeline.orchestration.sensors.leader import LeaderTick
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

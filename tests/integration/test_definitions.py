@@ -12,10 +12,10 @@ import pytest
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
-from kcl_pipeline.orchestration.assets import checks as checks_module
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import Names, python_name, worker_id_of
+from kcl_pipeline.orchestration import checks as checks_module
 from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.names import Names, python_name, worker_id_of
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.orchestration.resources import (
     AwsResource,
     CoordinatorStateTableResource,

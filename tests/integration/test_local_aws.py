@@ -7,9 +7,9 @@ import pytest
 
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.local.server import EmbeddedAws
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.names import Names
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.pipeline import Fleet, KinesisPipeline
 

@@ -10,7 +10,7 @@ from kcl_pipeline import events as ev
 from kcl_pipeline.errors import AccessDeniedError
 from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.metrics.repeats import MAX_REMEMBERED, RepeatFilter
-from kcl_pipeline.orchestration.ops.reporting import RunEvents
+from kcl_pipeline.orchestration.worker_op import RunEvents
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.worker_world import World, numbered
 

@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.names import Names
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.dagster_fakes import FakePipeline, resources
 

@@ -30,10 +30,10 @@ from kcl_pipeline.leases.state.worker_status import (
 )
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
-from kcl_pipeline.orchestration.assets import checks as checks_module
-from kcl_pipeline.orchestration.assets.checks import build_checks
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import Names
+from kcl_pipeline.orchestration import checks as checks_module
+from kcl_pipeline.orchestration.checks import build_checks
+from kcl_pipeline.orchestration.names import Names
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.position import Position
 from kcl_pipeline.status.findings import ADVICE_ON_RUNS
 from kcl_pipeline.status.snapshot import RunProblem

@@ -17,9 +17,9 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.report import CycleReport, StreamCoverage
 from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
-from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
+from kcl_pipeline.orchestration.names import Names
+from kcl_pipeline.orchestration.runs import RunView
+from kcl_pipeline.orchestration.supervision import CountedWorkers
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable

@@ -13,9 +13,9 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import Names, worker_id_of
-from kcl_pipeline.orchestration.sensors.leader import LeaderTick
+from kcl_pipeline.orchestration.leader import LeaderTick
+from kcl_pipeline.orchestration.names import Names, worker_id_of
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from tests.support.dagster_fakes import (
     FakeLeaseTable,

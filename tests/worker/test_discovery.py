@@ -216,3 +216,23 @@ def test_a_drain_looks_at_the_table_once_a_second_while_others_are_not_through()
     table.renew(table.get(one.lease_key))
     world.clock.advance(1)
     assert drain.done()
+
+
+def test_a_worker_to_which_leases_are_handed_over_asks_five_times_a_second():
+    world = World(shards=1, lease={"failover_time_millis": 60_000})
+    world.make_leader("sensor").run_once()
+    table = world.leases.view()
+    (lease,) = table.list_leases().leases
+    table.assign(lease, "w-2")
+    handed = table.initiate_handoff(table.get(lease.lease_key), "w-1")
+    lease_ticks(world, 1.1)
+    asked = watched(world)
+    lease_ticks(world, 2)
+    assert len(asked) == 10
+    table.assign(handed, "w-1")
+    lease_ticks(world, 0.21)
+    assert [held.lease_key for held in world.worker.leases.held()] == [lease.lease_key]
+    lease_ticks(world, 30.5)
+    del asked[:]
+    lease_ticks(world, 10)
+    assert len(asked) == 5, "nothing is handed over any more"

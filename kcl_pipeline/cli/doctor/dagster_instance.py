@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from kcl_pipeline.cli.doctor.setup import ok, problem, unknown, warning
-from kcl_pipeline.orchestration.assets.contract import FleetLike
+from kcl_pipeline.orchestration.options import FleetLike
 from kcl_pipeline.status.findings import Finding
 
 DEFAULT_RUN_LIMIT: Final = 10

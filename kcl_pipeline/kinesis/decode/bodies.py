@@ -194,6 +194,15 @@ def _page(response: _Response, table: pa.Table) -> RecordsPage:
     )
 
 
+def load_conversions() -> None:
+    """Load what the first page would load, before a worker has a shard that waits for it.
+
+    pyarrow imports pandas at the first conversion of Python values: 0.5 s, and several on a busy
+    machine.
+    """
+    pa.array([""], pa.string())
+
+
 def records_table(
     stream: str,
     shard_id: str,

@@ -38,11 +38,18 @@ class HeldSet:
         """Whether a lease was lost since this process last verified that it has its worker id."""
         self.changed_at = clock.monotonic()
         """Monotonic second at which a lease was gained, lost or expected last; at first, now."""
+        self._coming: set[str] = set()
 
     def held(self) -> tuple[Held, ...]:
         """Return the leases that are held and not locally expired, sorted by key."""
         now = self._clock.monotonic()
         return tuple(held for held in self._all() if not self._expired(held, now))
+
+    @property
+    def coming(self) -> int:
+        """Number of leases that other workers hand over to this one, as of the last discovery."""
+        with self._lock:
+            return len(self._coming)
 
     def get(self, lease_key: str) -> Held | None:
         """Return the lease if it is held and not locally expired."""

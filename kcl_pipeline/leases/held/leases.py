@@ -122,6 +122,8 @@ class HeldLeases(LeaseWrites):
         with self._lock:
             unknown = sorted(key for key in found if key not in self._held)
             missing = [key for key in self._held if key not in found]
+            if keys is None:
+                self._coming &= found
         if keys is None:
             # The index has another owner: a handoff has begun, or the lease is lost.
             self.note_handoffs(missing, map=map)
@@ -161,6 +163,9 @@ class HeldLeases(LeaseWrites):
             what = f"discovery of {key}"
             self._events(AwsTrouble(what, described(error, what)))
             return None
+        is_coming = row is not None and row.owner == self._worker_id and row.in_handoff
+        with self._lock:
+            (self._coming.add if is_coming else self._coming.discard)(key)
         return self._gain(row, began) if row is not None and self._acceptable(row) else None
 
     def _acceptable(self, lease: Lease) -> bool:

@@ -36,6 +36,11 @@ class KinesisDataSource(DataSource):
     """The format `kinesis`.
 
     Wrong options raise `SettingsError` with one sentence when the DataFrame is created.
+
+    Example:
+        >>> from kcl_pipeline import KinesisDataSource
+        >>> spark.dataSource.register(KinesisDataSource)  # doctest: +SKIP
+        >>> rows = spark.readStream.format("kinesis").option("stream", "orders")  # doctest: +SKIP
     """
 
     @classmethod

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kcl_pipeline.orchestration.assets.code_version import VARIABLES, code_version, git_commit
+from kcl_pipeline.orchestration.specs import VARIABLES, code_version, git_commit
 from tests.support.dagster_fakes import FakeFleet, FakePipeline
 
 

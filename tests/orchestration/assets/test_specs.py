@@ -20,9 +20,9 @@ from kcl_pipeline import (
     SettingsError,
     SparkResource,
 )
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.table import OutputTable, table_name
 from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.options import DagsterOptions
+from kcl_pipeline.orchestration.specs import OutputTable, table_name
 from kcl_pipeline.testing.clock import VirtualClock
 
 STREAM = dg.AssetKey(["kinesis", "orders"])

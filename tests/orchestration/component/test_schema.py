@@ -21,7 +21,7 @@ from kcl_pipeline import (
     StreamConfig,
     StreamSelector,
 )
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.settings_errors import setting_names
 
 SCHEMA = KinesisPipelineComponent.model().model_json_schema()

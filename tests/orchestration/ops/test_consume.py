@@ -20,9 +20,9 @@ from dagster import DagsterRunStatus as S
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
-from kcl_pipeline.orchestration.assets.names import Names, worker_id_of
 from kcl_pipeline.orchestration.definitions import build_definitions
-from kcl_pipeline.orchestration.ops.consume import RunEvents, stop_when_orphaned
+from kcl_pipeline.orchestration.names import Names, worker_id_of
+from kcl_pipeline.orchestration.worker_op import RunEvents, stop_when_orphaned
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, FakeSink, drained, resources
 
@@ -287,7 +287,7 @@ def test_a_report_that_does_not_reach_dagster_does_not_stop_the_worker(instance,
 ORPHAN = """
 import multiprocessing, os, sys, time
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.orchestration.ops.consume import stop_when_orphaned
+from kcl_pipeline.orchestration.worker_op import stop_when_orphaned
 
 def step(path):
     stop = SystemClock().signal()

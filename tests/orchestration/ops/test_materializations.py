@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kcl_pipeline.orchestration.assets.runs.runs import last_drain
+from kcl_pipeline.orchestration.runs import last_drain
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.orchestration.ops.test_consume import (
     events_of,

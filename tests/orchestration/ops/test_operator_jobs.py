@@ -11,7 +11,7 @@ from kcl_pipeline.cli import app
 from kcl_pipeline.control.operations import OPERATIONS
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.identity_check import ensure_application
-from kcl_pipeline.orchestration.assets.names import python_name
+from kcl_pipeline.orchestration.names import python_name
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from tests.support.cli_fleet import build_fleet
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.control.replay import run as replay_run
-from kcl_pipeline.orchestration.assets.names import REPLAY_TAG, python_name
+from kcl_pipeline.orchestration.names import REPLAY_TAG, python_name
 from tests.support.dead_letters import letter, store
 from tests.support.local_aws import fresh_name
 from tests.support.replay_world import FAST, only_data

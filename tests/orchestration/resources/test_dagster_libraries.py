@@ -12,10 +12,10 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 import kcl_pipeline.spark.session as session_module
 from kcl_pipeline import AwsResource, DeltaSink, KinesisPipeline, SettingsError, SparkResource
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.definitions import build_resources
-from kcl_pipeline.orchestration.resources.spark import open_session
+from kcl_pipeline.orchestration.names import Names
+from kcl_pipeline.orchestration.options import DagsterOptions
+from kcl_pipeline.orchestration.resources import open_session
 
 SETTINGS = ConsumerSettings(application_name="orders", streams=("orders",))
 

@@ -7,18 +7,18 @@ from dagster import DagsterRunStatus as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.orchestration.assets.runs.problems import early_failures
-from kcl_pipeline.orchestration.assets.runs.runs import ACTIVE, RunView
-from kcl_pipeline.orchestration.sensors.scaling import autoscaler
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
+from kcl_pipeline.orchestration import supervision
+from kcl_pipeline.orchestration.runs import ACTIVE, RunView, early_failures
+from kcl_pipeline.orchestration.supervision import (
     LONGEST_BACKOFF_SECONDS,
     SCALE_COOLDOWN_SECONDS,
     SCALE_DOWN_AFTER_SECONDS,
     AutoscalerMemory,
+    Load,
+    LoadLimits,
     ScalingDecision,
     backoff_seconds,
 )
-from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits
 from tests.support.dagster_fakes import counted
 
 NOW = 1_000_000.0
@@ -26,7 +26,7 @@ LAG_LIMIT = LoadLimits(120)
 
 
 def decide(active, *given, **limits) -> ScalingDecision:
-    return autoscaler.decide(counted(active), *given, **limits)
+    return supervision.decide(counted(active), *given, **limits)
 
 
 def run(

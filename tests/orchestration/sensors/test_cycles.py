@@ -12,7 +12,7 @@ from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.orchestration.sensors.cycles import (
+from kcl_pipeline.orchestration.leader import (
     LONGEST_SECONDS,
     START_SECONDS,
     run_cycles,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcl_pipeline.orchestration.sensors.reports.output import FleetTotals
+from kcl_pipeline.orchestration.reports import FleetTotals
 from tests.orchestration.sensors.test_output_report import row
 
 

@@ -14,9 +14,9 @@ from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
 from kcl_pipeline.orchestration.definitions import build_definitions
-from kcl_pipeline.orchestration.sensors.leader import owner_name
+from kcl_pipeline.orchestration.leader import owner_name
+from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.position import Position
 from tests.support.dagster_fakes import (

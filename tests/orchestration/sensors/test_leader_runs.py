@@ -10,8 +10,8 @@ from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.orchestration.assets.code_version import code_version
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import AutoscalerMemory
+from kcl_pipeline.orchestration.specs import code_version
+from kcl_pipeline.orchestration.supervision import AutoscalerMemory
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakeFleet,

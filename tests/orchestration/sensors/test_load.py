@@ -16,16 +16,18 @@ from kcl_pipeline.leases.state.worker_status import (
     WorkerStatus,
 )
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
+from kcl_pipeline.orchestration.runs import RunView
+from kcl_pipeline.orchestration.supervision import (
     LONGEST_CALM_SECONDS,
     SCALE_COOLDOWN_SECONDS,
     SCALE_DOWN_AFTER_SECONDS,
     AutoscalerMemory,
+    Load,
+    LoadLimits,
     ScalingDecision,
+    cpu_limit,
     decide,
 )
-from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits, cpu_limit
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, counted, leases, led
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 

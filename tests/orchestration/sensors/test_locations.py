@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.orchestration.assets.runs.runs import active_runs
-from kcl_pipeline.orchestration.sensors.scaling.replacement import Code
+from kcl_pipeline.orchestration.runs import active_runs
+from kcl_pipeline.orchestration.supervision import Code
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 
 

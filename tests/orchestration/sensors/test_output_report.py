@@ -18,13 +18,13 @@ from kcl_pipeline.leases.state.worker_status import (
     other_lags,
 )
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.orchestration.assets.runs.runs import worker_id_of
-from kcl_pipeline.orchestration.sensors.reports.output import (
+from kcl_pipeline.orchestration.reports import (
     FleetTotals,
     lag_percentiles,
     output_event,
     output_metadata,
 )
+from kcl_pipeline.orchestration.runs import worker_id_of
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,

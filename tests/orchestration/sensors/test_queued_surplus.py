@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
+from kcl_pipeline.orchestration.runs import RunView
+from kcl_pipeline.orchestration.supervision import (
     AutoscalerMemory,
     ScalingDecision,
     decide,

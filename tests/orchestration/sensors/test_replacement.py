@@ -8,16 +8,16 @@ from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus, WorkerTotals
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.replacement import (
+from kcl_pipeline.orchestration.runs import RunView
+from kcl_pipeline.orchestration.supervision import (
     STAGGER,
     TAKE_OVER_SECONDS,
     Code,
+    CountedWorkers,
     Failed,
     Step,
     replace,
 )
-from kcl_pipeline.orchestration.sensors.scaling.workers import CountedWorkers
 from kcl_pipeline.position import LATEST, SHARD_END
 from tests.support.dagster_fakes import worker
 from tests.support.replaced_fleet import Fleet, fleet_fixture  # noqa: F401 (fixture)

@@ -10,15 +10,15 @@ from dagster import DagsterRunStatus as S
 from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions
-from kcl_pipeline.orchestration.assets.names import VERSION_TAG, Names
-from kcl_pipeline.orchestration.assets.runs.queue import (
+from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.names import VERSION_TAG, Names
+from kcl_pipeline.orchestration.options import DagsterOptions
+from kcl_pipeline.orchestration.runs import (
     IN_PROGRESS,
+    RunView,
     queue_problem,
     reached_limits,
 )
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.definitions import build_definitions
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, resources
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,

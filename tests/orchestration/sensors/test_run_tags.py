@@ -12,9 +12,9 @@ from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 from dagster._utils.tags import normalize_tags
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.orchestration.assets.code_version import code_version
-from kcl_pipeline.orchestration.assets.names import Names
 from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.orchestration.names import Names
+from kcl_pipeline.orchestration.specs import code_version
 from kcl_pipeline.pipeline.arguments import Fleet
 from tests.support.dagster_fakes import FakeFleet, FakePipeline
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)

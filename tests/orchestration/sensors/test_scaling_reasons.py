@@ -7,14 +7,15 @@ import json
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
+from kcl_pipeline.orchestration.runs import RunView
+from kcl_pipeline.orchestration.supervision import (
     SCALE_DOWN_AFTER_SECONDS,
     AutoscalerMemory,
+    Load,
+    LoadLimits,
     ScalingDecision,
     decide,
 )
-from kcl_pipeline.orchestration.sensors.scaling.load import Load, LoadLimits
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakeFleet,

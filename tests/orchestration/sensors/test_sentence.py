@@ -9,14 +9,14 @@ import pytest
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision
-from kcl_pipeline.orchestration.sensors.sentence import (
+from kcl_pipeline.orchestration.leader import (
     LeaderSince,
     cursor_text,
     leading_text,
     runs_text,
 )
+from kcl_pipeline.orchestration.runs import RunView
+from kcl_pipeline.orchestration.supervision import AutoscalerMemory, ScalingDecision
 from kcl_pipeline.planning.model import Move, Plan
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)

@@ -7,8 +7,8 @@ from dagster import DagsterRunStatus as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.orchestration.assets.runs.runs import ACTIVE, RunView
-from kcl_pipeline.orchestration.sensors.scaling.autoscaler import (
+from kcl_pipeline.orchestration.runs import ACTIVE, RunView
+from kcl_pipeline.orchestration.supervision import (
     FEWER_SHARDS_AFTER_SECONDS,
     AutoscalerMemory,
     decide,

@@ -14,15 +14,15 @@ from kcl_pipeline.leases.state.worker_status import (
     WorkerStatus,
     WorkerTotals,
 )
-from kcl_pipeline.orchestration.assets.runs.runs import RunView
-from kcl_pipeline.orchestration.sensors.observe import CheckpointAges
-from kcl_pipeline.orchestration.sensors.reports.tables import (
+from kcl_pipeline.orchestration.leader import CheckpointAges
+from kcl_pipeline.orchestration.reports import (
     lease_table,
     lease_text,
     move_table,
     run_links,
     worker_table,
 )
+from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.position import Position
 from kcl_pipeline.status.rows import MAX_MOVES, OwnerChanges
 from kcl_pipeline.status.snapshot import LifeObservation, Snapshot

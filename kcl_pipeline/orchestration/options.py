@@ -16,8 +16,7 @@ from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink
-from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
-from kcl_pipeline.orchestration.resources.spark import check_spark
+from kcl_pipeline.orchestration.resources import AwsResource, SparkSource, check_spark
 from kcl_pipeline.settings_errors import suggestion, wrong
 from kcl_pipeline.status.limits import CheckLimits
 

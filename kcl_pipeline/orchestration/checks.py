@@ -13,13 +13,10 @@ import dagster as dg
 from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.orchestration.assets.access import PipelineResources
-from kcl_pipeline.orchestration.assets.code_version import code_version
-from kcl_pipeline.orchestration.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.assets.names import Names
-from kcl_pipeline.orchestration.assets.runs.metadata import table_of
-from kcl_pipeline.orchestration.assets.runs.problems import observe_run_problems
-from kcl_pipeline.orchestration.assets.runs.runs import last_drain
+from kcl_pipeline.orchestration.names import Names, PipelineResources
+from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
+from kcl_pipeline.orchestration.runs import last_drain, observe_run_problems, table_of
+from kcl_pipeline.orchestration.specs import code_version
 from kcl_pipeline.status.findings import CheckName, Finding, FindingLevel, findings_of
 from kcl_pipeline.status.snapshot import Snapshot, look_twice, read_snapshot
 from kcl_pipeline.text import duration_text

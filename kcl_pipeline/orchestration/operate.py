@@ -15,18 +15,13 @@ from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.context import Effect, OperationContext
-from kcl_pipeline.control.operations import (
-    OPERATIONS,
-    OperationRequest,
-    ReplayOperation,
-)
+from kcl_pipeline.control.operations import OPERATIONS, OperationRequest, ReplayOperation
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.orchestration.assets.access import PipelineResources
-from kcl_pipeline.orchestration.assets.contract import PipelineLike
-from kcl_pipeline.orchestration.assets.names import REPLAY_TAG, Names
-from kcl_pipeline.orchestration.ops.reporting import RunEvents
-from kcl_pipeline.orchestration.resources.spark import open_session
+from kcl_pipeline.orchestration.names import REPLAY_TAG, Names, PipelineResources
+from kcl_pipeline.orchestration.options import PipelineLike
+from kcl_pipeline.orchestration.resources import open_session
+from kcl_pipeline.orchestration.worker_op import RunEvents
 from kcl_pipeline.pipeline.output import identity_of_settings
 from kcl_pipeline.settings_errors import settings_sentence
 from kcl_pipeline.signals import stop_on_signals

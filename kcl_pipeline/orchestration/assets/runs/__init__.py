@@ -1,1 +1,0 @@
-"""Dagster runs of an application as plain values."""

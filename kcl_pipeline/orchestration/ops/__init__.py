@@ -1,1 +1,0 @@
-"""Dagster ops: one worker per run."""

@@ -1,1 +1,0 @@
-"""Report the application to Dagster: output, streams, tables and checks."""

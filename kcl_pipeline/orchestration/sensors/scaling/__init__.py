@@ -1,1 +1,0 @@
-"""Start, replace, drain and reconcile worker runs."""
