@@ -8,8 +8,8 @@ by a ridge regression over all workers, with the throughput scaled to mean one. 
 negative. The residual of a worker is distributed over its leases in proportion (within a factor of
 two), because a shard that costs more than its bytes suggest does so on every worker.
 
-Fallbacks, in this order: if fewer than `MIN_WORKERS` workers report CPU, or the bytes vary too
-little, CPU is proportional to throughput. Without throughput, every lease has the same cost.
+Fallbacks, in this order: if fewer than `MIN_WORKERS` workers report CPU, or the bytes do not
+vary, CPU is proportional to throughput. Without throughput, every lease has the same cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ MIN_WORKERS = 3
 RIDGE = 0.01
 """Penalty per worker on the squared slope: small against any real spread, large against none."""
 _RESIDUAL_FACTOR = 2.0
-_LEAST_SPREAD = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +69,10 @@ def fit(samples: Sequence[WorkerSample]) -> CostModel:
 
 
 def _regress(samples: Sequence[WorkerSample], mean_kbps: float) -> CostModel | None:
-    """Return the regression; None if the throughput varies too little, or explains no CPU."""
+    """Return the regression; None if the throughput does not vary, or explains no CPU."""
     mean_cpu = sum(sample.cpu_percentage for sample in samples) / len(samples)
     bytes_ = [sample.throughput_kbps / mean_kbps - 1.0 for sample in samples]
     spread = sum(x * x for x in bytes_)
-    if spread <= _LEAST_SPREAD * len(samples):
-        return None
     cpu = (sample.cpu_percentage - mean_cpu for sample in samples)
     slope = sum(x * y for x, y in zip(bytes_, cpu, strict=True)) / (spread + RIDGE * len(samples))
     if slope <= 0:

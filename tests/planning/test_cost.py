@@ -45,3 +45,9 @@ def test_what_is_not_explained_is_spread_within_a_factor_of_two() -> None:
     model = fit(samples(50))
     assert model.residual_factor(WorkerSample(95.0, 1_000.0, 20)) == 2.0
     assert model.residual_factor(WorkerSample(0.0, 5_000.0, 20)) == 0.5
+
+
+def test_small_differences_in_bytes_do_not_say_what_a_byte_costs() -> None:
+    """Without the penalty on the slope, one per cent of bytes would explain all of the CPU."""
+    even = [WorkerSample(40.0 + 2 * step, 1_000.0 + 10 * step, 10) for step in (-1, 0, 1)]
+    assert fit(even).idle_percentage > 30.0

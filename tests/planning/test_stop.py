@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -44,3 +45,26 @@ def test_a_plan_that_is_cut_off_has_moved_the_heaviest_leases() -> None:
     moved = {move.lease_key for move in cut.moves}
     assert moved
     assert moved == {f"s{i:03}" for i in range(400 - len(moved), 400)}
+
+
+def test_a_plan_of_two_loads_ends_by_itself() -> None:
+    """Leases that are light in bytes and heavy in CPU were refused by every group for ever."""
+    rng = random.Random(3)
+    crew = tuple(
+        WorkerState(f"g{w % 2}-{w:04}", f"g{w % 2}", metrics={"C": rng.uniform(5.0, 95.0)})
+        for w in range(20)
+    )
+    for seed in range(40):
+        rng = random.Random(seed)
+        leases = tuple(
+            LeaseState(f"s{i:03}", rng.choice(crew).worker_id, 100 * rng.lognormvariate(-0.5, 1.0))
+            for i in range(300)
+        )
+        looks = [0]
+
+        def stop(looks: list[int] = looks) -> bool:
+            looks[0] += 1
+            return looks[0] > 20_000
+
+        strategies.get("balanced")(PlanInput(leases, crew, stop=stop))
+        assert looks[0] < 20_000

@@ -128,3 +128,15 @@ def test_the_longest_wait_is_placed_first_when_there_is_not_room_for_all():
         made = plan(name, leases, fleet(1), max_leases_for_worker=1)
         assert [m.lease_key for m in made.moves] == ["old"]
         assert made.spilled == ("new",)
+
+
+def test_a_target_without_room_is_passed_over():
+    leases = [LeaseState(f"s{i}", "w00", 10.0) for i in range(8)]
+    leases += [LeaseState(f"e{i}", "w01", ended=True) for i in range(7)]
+    leases += [LeaseState("x", "w01", 10.0), LeaseState("y", "w02", 10.0)]
+    workers = [
+        WorkerState(f"w0{i}", metrics={"C": cpu}, limits={"C": 100.0})
+        for i, cpu in enumerate((90.0, 10.0, 20.0))
+    ]
+    made = plan("kcl_variance", leases, workers, max_leases_for_worker=8)
+    assert {move.to_worker for move in made.moves} == {"w02"}

@@ -91,7 +91,7 @@ def traces(seed: int, count: int) -> Iterator[Trace]:
         leases, workers = SIZES[rng.randrange(len(SIZES))]
         groups = rng.choice((1, 2, 3))
         capacities = rng.choice(((1.0,), (1.0,), (1.0, 2.0)))
-        case = _case(rng, distribution, start, leases, workers, groups, capacities)
+        case = fleet_case(rng, distribution, start, leases, workers, groups, capacities)
         name = f"{number} {distribution} {start} {leases}x{workers} g{groups} c{len(capacities)}"
         yield Trace(name, distribution, case)
 
@@ -112,15 +112,16 @@ def loads_of(rng: random.Random, distribution: str, leases: int) -> list[float]:
     return [min(load, 1_000.0) for load in loads]
 
 
-def _case(
+def fleet_case(
     rng: random.Random,
     distribution: str,
     start: str,
     leases: int,
     workers: int,
-    groups: int,
-    capacities: Sequence[float],
+    groups: int = 1,
+    capacities: Sequence[float] = (1.0,),
 ) -> PlanInput:
+    """Return a fleet with loads of `distribution`, to which `start` has just happened."""
     loads = loads_of(rng, distribution, leases)
     if start == "new_group":
         groups = 2

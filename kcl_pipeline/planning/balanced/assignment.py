@@ -6,13 +6,10 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
-from itertools import chain, islice
 from typing import Final
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, OVERSIZED_SLACK, Problem
 
-_PROBES: Final = 16
-"""Number of workers that are tried for a lease in each group."""
 _MOST_KINDS: Final = 48
 """Most kinds of workers, by group and capacity, that are compared for each lease that is placed."""
 _OVERHEAD: Final = 1e-3
@@ -169,9 +166,10 @@ class Assignment:
         for g, room in enumerate(self._rooms):
             if g == own_group or not self.fits_group(i, g):
                 continue
+            # Two of each, because one of them may be the worker that has the lease.
             first = bisect_left(room, (self.sizes[i], -1))
-            tightest = islice(room, first, first + _PROBES)
-            for slack, w in chain(() if loosest else tightest, reversed(room[-_PROBES:])):
+            tightest = [] if loosest else room[first : first + 2]
+            for slack, w in (*tightest, *reversed(room[-2:])):
                 if w != self.owner[i] and self.fits(i, w):
                     best = min(best, (-slack if loosest else slack, w))
                     break

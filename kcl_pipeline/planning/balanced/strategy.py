@@ -163,13 +163,15 @@ class _Search:
 
     def _relieve(self) -> None:
         """Relieve all workers; raise the limits of all while that is not possible."""
-        state = self.state
+        state, step, left = self.state, _STEP, self._left
         while not self._shed() and not self.is_cut_off:
             workers = range(len(state.count))
             stuck = max((state.utilization(w) for w in workers if state.over(w)[0] > 0), default=0)
             if stuck <= state.rest:  # a hard limit, which does not rise
                 break
-            state.set_rest(min(state.rest * _STEP, stuck * (1 + 2 * EPSILON)))
+            # While nothing moves, each step is wider than the one before it.
+            step, left = _STEP if self._left < left else step * _STEP, self._left
+            state.set_rest(min(state.rest * step, stuck * (1 + 2 * EPSILON)))
 
     def _move(self, i: int, w: int) -> None:
         self._left -= 1
@@ -296,9 +298,10 @@ class _Search:
                         heapq.heappop(heap)
         return list(dict.fromkeys(leases))
 
-    def _lighter(self, r: int, w: int, load: float) -> list[tuple[float, int]]:
-        held = self.state.held[r][w]
-        return held[: bisect_left(held, (load, -1))]
+    def _lighter(self, r: int, w: int, size: float) -> list[tuple[float, int]]:
+        # By size, not by the load in `r`: a lease that is refused does not come again.
+        sizes = self.state.sizes
+        return [entry for entry in self.state.held[r][w] if sizes[entry[1]] < size]
 
     def _shed(self) -> bool:
         """Relieve workers above their limits; return whether none is left."""

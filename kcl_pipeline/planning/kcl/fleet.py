@@ -9,15 +9,12 @@ from typing import Any
 
 from kcl_pipeline.planning.model import LeaseState, Move, PlanInput, PlanLimits, WorkerState
 
-_IDLE_SHARE = 0.05
-
 
 def lease_weights(leases: tuple[LeaseState, ...]) -> Mapping[str, float]:
     """Return the weight of each lease, by key, in KiB/s.
 
-    A finished lease has weight 0, a lease without a sample the mean, and an idle one a twentieth of
-    the mean. If no throughput is known, every lease has weight 1. So a plan never divides zero by
-    zero (protocol §5.5, NaN).
+    A finished lease has weight 0, a lease without a sample the mean. If no throughput is known,
+    every lease has weight 1. So a plan never divides zero by zero (protocol §5.5, NaN).
     """
     live = [lease for lease in leases if not lease.ended]
     known = [lease.throughput_kbps for lease in live if lease.throughput_kbps is not None]
@@ -27,9 +24,7 @@ def lease_weights(leases: tuple[LeaseState, ...]) -> Mapping[str, float]:
         return weights | {lease.lease_key: 1.0 for lease in live}
     mean = total / len(known)
     return weights | {
-        lease.lease_key: mean
-        if lease.throughput_kbps is None
-        else max(lease.throughput_kbps, mean * _IDLE_SHARE)
+        lease.lease_key: mean if lease.throughput_kbps is None else lease.throughput_kbps
         for lease in live
     }
 
