@@ -54,6 +54,7 @@ def one(name: str) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("page", PAGES)
 def test_the_first_object_is_never_taken_alone(page: str):
     several = [
@@ -72,6 +73,7 @@ def test_the_first_object_is_never_taken_alone(page: str):
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_the_function_for_lines_gives_a_row_for_each_object():
     payloads = [
         one("a"),

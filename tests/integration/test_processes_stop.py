@@ -24,6 +24,7 @@ FAILOVER_SECONDS = 8.0
 STOP_TIMEOUT_SECONDS = 2.0
 """As in tests/pipelines/stopping.py."""
 ALL_SECONDS = 10.0
+LONG = pytest.mark.long
 
 
 @dataclass
@@ -118,7 +119,7 @@ def test_while_get_records_hangs(stage: Stage):
     assert max(longest.values()) < FAILOVER_SECONDS
 
 
-@pytest.mark.parametrize("rows", [KEYS[:1], KEYS])
+@pytest.mark.parametrize("rows", [KEYS[:1], pytest.param(KEYS, marks=LONG)])
 def test_while_writes_of_lease_rows_hang(stage: Stage, rows: list[str]):
     stage.start("table")
 
@@ -133,7 +134,7 @@ def test_while_writes_of_lease_rows_hang(stage: Stage, rows: list[str]):
     assert all(longest[key] < FAILOVER_SECONDS for key in set(KEYS) - set(rows))
 
 
-@pytest.mark.parametrize("what", ["_delta_log", "parquet"])
+@pytest.mark.parametrize("what", ["_delta_log", pytest.param("parquet", marks=LONG)])
 def test_while_the_store_hangs(stage: Stage, what: str):
     stage.start("store")
     stage.put()

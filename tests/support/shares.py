@@ -2,7 +2,7 @@
 
 `durations.json` has the seconds of every unit that stays in one process: a file, or all tests of
 one slow fixture. The longest units begin first, so that the processes end at nearly the same time.
-`make durations` writes the file again; a unit that it does not know counts as the mean.
+`make test DURATIONS=1` writes the file again; a unit that it does not know counts as the mean.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ SHARED: Final = {
     "tests/integration/test_dagster_ui.py": "stage",
     "tests/integration/test_processes_dagster.py": "stage",
     "tests/docs/test_readme_example.py": "spark",
+    "tests/guides/test_several_objects.py": "spark",
     "tests/guides/test_snippets.py": "spark",
     "tests/installation/test_private_interfaces.py": "spark",
     "tests/orchestration/resources/test_dagster_libraries.py": "spark",
     "tests/spark/": "spark",
+    "tests/testing/test_pipelines.py::test_a_function_on_spark": "spark",
+    "tests/worker/test_memory.py": "spark",
 }
-"""Files and folders whose tests share a fixture that is slow to start."""
+"""Tests, files and folders that share a fixture that is slow to start, by the start of their ids.
+Each test that needs a Spark session is here: another process would start a session for it.
+"""
 
 
 def unit_of(nodeid: str) -> str:
     """The unit of a test: all of it runs in one process."""
     path = nodeid.split("::", 1)[0]
-    return next((name for start, name in SHARED.items() if path.startswith(start)), path)
+    return next((name for start, name in SHARED.items() if nodeid.startswith(start)), path)
 
 
 def part_of(nodeid: str) -> str:

@@ -256,6 +256,8 @@ def test_a_function_after_a_crash(when, calls):
         assert store.calls[calls:] == [["c"]], "the checkpoint has the first batch"
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_a_function_on_spark():
     texts = []
 

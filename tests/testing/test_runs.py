@@ -24,6 +24,9 @@ def item(nodeid):
 def test_the_tests_of_one_slow_fixture_are_one_unit():
     assert unit_of("tests/spark/test_writer.py::test_a[b::c]") == "spark"
     assert unit_of("tests/docs/test_readme_example.py::test_a") == "spark"
+    pipelines = "tests/testing/test_pipelines.py"
+    assert unit_of(f"{pipelines}::test_a_function_on_spark") == "spark"
+    assert unit_of(f"{pipelines}::test_wrong_arguments") == pipelines
     assert unit_of("tests/leases/test_held.py::test_a") == "tests/leases/test_held.py"
     assert part_of("tests/spark/test_writer.py::test_a") == "Spark"
     assert part_of("tests/guides/test_links.py::test_a") == "documents"
