@@ -11,7 +11,7 @@ import pytest
 from kcl_pipeline.local import EmbeddedAws
 from tests.support.fleet_processes import CLOCK, Fleet, Publisher, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

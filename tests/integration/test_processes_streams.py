@@ -71,7 +71,7 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize(
     ("seconds", "between_kills"),
     [
-        pytest.param(12, 6, marks=pytest.mark.timeout(240)),
+        pytest.param(12, 6, marks=pytest.mark.timeout(360)),
         pytest.param(300, 45, marks=[LONG, pytest.mark.timeout(600)]),
     ],
 )
@@ -88,7 +88,7 @@ def test_half_of_all_reads_of_dynamodb_are_throttled(
         fleet.start(name)
     publisher, killer = Publisher(fleet, 300), Killer(fleet, between_kills)
     publisher.start()
-    wait_until(lambda: fleet.rows.count() > 0, 60, "the first rows")
+    wait_until(lambda: fleet.rows.count() > 0, 120, "the first rows")
     killer.start()
     until = CLOCK.monotonic() + seconds
     while CLOCK.monotonic() < until:
@@ -105,7 +105,7 @@ def test_half_of_all_reads_of_dynamodb_are_throttled(
 @pytest.mark.parametrize(
     ("top", "hold_seconds"),
     [
-        pytest.param(4, 2, marks=pytest.mark.timeout(300)),
+        pytest.param(4, 2, marks=pytest.mark.timeout(600)),
         pytest.param(64, 6, marks=[LONG, pytest.mark.timeout(900)]),
     ],
 )
@@ -117,7 +117,7 @@ def test_shard_counts_go_up_and_down_while_workers_are_killed(
         fleet.start(name)
     publisher, killer = Publisher(fleet, 300), Killer(fleet, min(8.0, 2 * hold_seconds))
     publisher.start()
-    wait_until(lambda: fleet.rows.count() > 0, 60, "the first rows")
+    wait_until(lambda: fleet.rows.count() > 0, 120, "the first rows")
     killer.start()
     up = [2**power for power in range(1, top.bit_length())]
     for count in [*up, *up[-2::-1], 1]:
@@ -131,7 +131,7 @@ def test_shard_counts_go_up_and_down_while_workers_are_killed(
     wait_until(lambda: unfinished(fleet) == 1, 60, "the ends of all shards but the last one")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize(("count", "shards"), [(8, 2), pytest.param(20, 4, marks=LONG)])
 def test_many_streams(aws: EmbeddedAws, tmp_path: Path, count: int, shards: int) -> None:
     streams = [f"s{number:02}" for number in range(count)]

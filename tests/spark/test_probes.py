@@ -128,7 +128,7 @@ def test_one_job_finds_all_failing_parts_and_one_checks_the_others(
     assert jobs_of_a_round(spark, transform, tmp_path) == 2
 
 
-@pytest.mark.parametrize("transform", [failfast, in_python])
+@pytest.mark.parametrize("transform", [failfast, pytest.param(in_python, marks=pytest.mark.long)])
 def test_without_outcomes_a_round_needs_about_one_job_per_failing_part(
     spark, tmp_path: Path, transform, monkeypatch: pytest.MonkeyPatch
 ):

@@ -161,7 +161,7 @@ class Publisher(threading.Thread):
         assert answer["FailedRecordCount"] == 0
         self.ids.extend(ids)
 
-    def finish(self, seconds: float = 90) -> Comparison:
+    def finish(self, seconds: float = 150) -> Comparison:
         """Stop, wait for the table to have everything, and compare."""
         self.stop.set()
         self.join(30)
