@@ -2,15 +2,20 @@
 
 import importlib
 import json
+import re
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import boto3
 import dagster as dg
+import duckdb
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
+from botocore.validate import ParamValidator
 from deltalake import DeltaTable, write_deltalake
 
 from kcl_pipeline import DeltaSink, EmbeddedAws, KinesisPipeline
@@ -20,6 +25,7 @@ from tests.guides.snippets import snippets
 CDF = {"delta.enableChangeDataFeed": "true"}
 PIPELINE = """
 import json
+import re
 
 import pyarrow as pa
 
@@ -73,6 +79,29 @@ def test_the_io_manager_reads_the_output_by_its_key(folder):
 
     job = dg.define_asset_job("both", [doubled, total])
     mine = dg.Definitions([doubled, total], jobs=[job], resources={"lake": lake})
+    defs = dg.Definitions.merge(orders.definitions(), mine)
+    with dg.instance_for_test() as instance:
+        assert defs.resolve_job_def("both").execute_in_process(instance=instance).success
+    assert DeltaTable("lake/total").to_pandas()["sum"].tolist() == [6.0]
+
+
+def test_polars_and_duckdb_read_the_output_by_its_key(folder):
+    frames = importlib.import_module("my_frames").Frames(folder="lake")
+    orders = importlib.import_module("my_orders").orders
+    write_deltalake("lake/orders", some(1, 2))
+
+    @dg.asset(
+        ins={"rows": dg.AssetIn(orders.output_key, input_manager_key="lake")}, io_manager_key="lake"
+    )
+    def doubled(rows: pl.DataFrame) -> pl.DataFrame:
+        return rows.select(pl.col("amount") * 2)
+
+    @dg.asset(ins={"rows": dg.AssetIn("doubled", input_manager_key="lake")}, io_manager_key="lake")
+    def total(rows: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+        return rows.aggregate("sum(amount) as sum")
+
+    job = dg.define_asset_job("both", [doubled, total])
+    mine = dg.Definitions([doubled, total], jobs=[job], resources={"lake": frames})
     defs = dg.Definitions.merge(orders.definitions(), mine)
     with dg.instance_for_test() as instance:
         assert defs.resolve_job_def("both").execute_in_process(instance=instance).success
@@ -148,3 +177,62 @@ def test_a_worker_reports_to_the_run_that_has_started_it(folder):
     assert event.materialization.asset_key == fleet.orders.output_key
     assert event.materialization.metadata["records"].value == 1
     assert any("drained" in message for message in messages)
+
+
+class StubClient:
+    """Stands for a Pipes client: keeps what the op starts, and returns messages of a worker."""
+
+    def __init__(self, **given):
+        self.started = {}
+
+    def run(self, **started):
+        self.started.update(started)
+        return self
+
+    def get_custom_messages(self):
+        ended = {"worker_id": "w-1", "reason": "stopped", "dead_letters": 0}
+        return [ended | {"records": 3, "rows_written": 3, "batches": 1}, ended | {"batches": 0}]
+
+
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.PreviewWarning")
+@pytest.mark.parametrize(
+    ("op", "service", "call", "argument"),
+    [
+        ("worker_on_ecs", "ecs", "RunTask", "run_task_params"),
+        ("worker_on_emr", "emr-containers", "StartJobRun", "start_job_run_params"),
+        ("worker_on_kubernetes", None, None, None),
+    ],
+)
+def test_the_recipe_starts_a_worker_and_reports_its_end(
+    folder, monkeypatch, op, service, call, argument
+):
+    """The request of a recipe fits AWS, and one materialization has what a worker committed."""
+    monkeypatch.setitem(
+        sys.modules, "dagster_k8s", types.SimpleNamespace(PipesK8sClient=StubClient)
+    )
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    (code,) = (one.code for one in snippets("docs/pipes.md") if f"def {op}(" in one.code)
+    found = re.sub(r"(ecs|emr|k8s): [\w.\[\]]+", r"\1", code)  # a stub is no resource of a type
+    names = {"dg": dg, **vars(importlib.import_module("my_fleet"))}
+    exec(found.replace("@dg.op", "").partition("@dg.job")[0], names)
+    client = StubClient()
+
+    @dg.op
+    def start(context: dg.OpExecutionContext):
+        names[op](context, client)
+
+    @dg.job
+    def job():
+        start()
+
+    result = job.execute_in_process()
+    (event,) = result.get_asset_materialization_events()
+    assert event.materialization.asset_key == names["orders"].output_key
+    assert event.materialization.metadata["rows_written"].value == 3
+    if service is None:
+        assert client.started["command"] == names["WORKER"]
+        return
+    model = boto3.client(service).meta.service_model.operation_model(call)
+    given = {"clientToken": "x" * 8} | client.started[argument]
+    report = ParamValidator().validate(given, model.input_shape)
+    assert not report.has_errors(), report.generate_report()

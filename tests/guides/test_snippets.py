@@ -28,8 +28,7 @@ from tests.guides.snippets import (
 WITH_SNIPPETS = [
     page for page in pages() if any(one.language in RUN_LANGUAGES for one in snippets(page))
 ]
-SYNTAX_ONLY = {("docs/querying.md", "polars"), ("docs/querying.md", "duckdb")}
-SYNTAX_ONLY |= {("docs/querying.md", "a jar"), ("docs/pipes.md", "dagster_k8s")}
+SYNTAX_ONLY = {("docs/querying.md", "a jar"), ("docs/pipes.md", "dagster_k8s")}
 LANGUAGES = {"python", "shell", "json", "yaml", "", "{eval-rst}", "{toctree}"}
 EXAMPLE = "my_orders"
 
