@@ -178,6 +178,62 @@ def test_a_process_that_starts_after_a_move_uses_the_single_table():
     assert tables.layout.is_single()
 
 
+def begun_move():
+    """A Java leader has moved the client version, and not yet written PENDING."""
+    world = StatusWorld(DEPLOYED)
+    assert world.start().coordinator.put_pause(Pause("ann", 1, "test"), replacing=Control())
+    world.report(world.start())
+    before = world.state.rows()["Migration3.0"]
+    java_moves(world)
+    return world, before
+
+
+def java_moves(world):
+    moved = world.state.rows()["Migration3.0"]
+    world.state.erase("Migration3.0")
+    world.leases.plant({"leaseKey": moved.pop("key"), **moved})
+
+
+def test_a_worker_that_starts_in_a_move_creates_no_second_client_version():
+    """Java moves no row that both tables have, so it could never move the application again."""
+    world, before = begun_move()
+    tables = world.start()
+    assert ensure_client_version(tables.coordinator, "w2", world.clock).modified_by == "w1"
+    assert world.places("Migration3.0") == ["app-CoordinatorState"]
+    assert world.state.rows()["Migration3.0"] == before
+
+
+def test_a_report_moves_the_client_version_back():
+    """Java has begun the move between two reports. The pause in the row is kept."""
+    world, before = begun_move()
+    tables = world.start()
+    world.report(tables)
+    java_moves(world)
+    world.report(tables)
+    assert world.places("Migration3.0") == ["app-CoordinatorState"]
+    assert world.state.rows()["Migration3.0"] == before
+    assert tables.coordinator.read_control().pause == Pause("ann", 1, "test")
+
+
+def test_a_move_that_goes_on_wins_over_a_client_version_that_is_moved_back():
+    """The row changes between the read and the write of the worker: the next report repeats it."""
+    world, _ = begun_move()
+    tables = world.start()
+    row = world.leases.rows()["Migration3.0"]
+
+    def change(operation, _key):
+        if operation == "TransactWriteItems":
+            world.leases.plant(row | {"mb": {"S": "java-2"}})
+            tables.layout.coordinator.before_call = lambda _operation, _key: None
+
+    tables.layout.coordinator.before_call = change
+    world.report(tables)
+    assert world.places("Migration3.0") == ["app"]
+    world.report(tables)
+    assert world.places("Migration3.0") == ["app-CoordinatorState"]
+    assert world.state.rows()["Migration3.0"]["mb"] == {"S": "java-2"}
+
+
 def test_an_unknown_status_is_refused():
     world = StatusWorld("TABLE_MIGRATION_STATUS_NEW")
     with pytest.raises(UnreadableRowError, match=r"TableMigration3\.5.*STATUS_NEW"):

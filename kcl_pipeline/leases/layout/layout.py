@@ -29,14 +29,27 @@ from kcl_pipeline.errors import (
     UnreadableRowError,
 )
 from kcl_pipeline.leases.attributes import int_of, text_of
-from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS, TABLE_MIGRATION_KEY
-from kcl_pipeline.leases.layout.entity_rows import WorkerEntityRows
+from kcl_pipeline.leases.coordinator_keys import (
+    COORDINATOR_KEYS,
+    MIGRATION_KEY,
+    TABLE_MIGRATION_KEY,
+)
+from kcl_pipeline.leases.layout.entity_rows import EntityRows, WorkerEntityRows
 from kcl_pipeline.leases.state.serialization import (
     LAST_UPDATE,
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
 )
-from kcl_pipeline.leases.store import Item, LeaseStore, RowStore
+from kcl_pipeline.leases.store import (
+    Absent,
+    Elsewhere,
+    Equals,
+    Item,
+    LeaseStore,
+    Present,
+    Put,
+    RowStore,
+)
 from kcl_pipeline.text import printable
 
 TableLayout = Literal["auto", "three", "single"]
@@ -111,6 +124,7 @@ class Layout:
         self._ensured: list[RowStore] = []
         """Tables that a start has looked at together with the lease table."""
         self.shared_workers = WorkerEntityRows(leases, workers.key_name)
+        self.shared_state = EntityRows(leases, coordinator.key_name)
 
     @property
     def is_known_single(self) -> bool:
@@ -134,15 +148,16 @@ class Layout:
         return bool(found)
 
     @property
-    def may_have_shared_workers(self) -> bool:
-        """Whether Java workers may report in the lease table of an application with three tables.
+    def may_have_shared_rows(self) -> bool:
+        """Whether the lease table of an application with three tables may have other rows.
 
-        They do so when they run with `migrateAllEntitiesToLeaseTable`, from `DEPLOYED` on.
+        Java workers that run with `migrateAllEntitiesToLeaseTable` report there from `DEPLOYED` on,
+        and their leader moves the client version there before it writes `PENDING`.
         """
         return self.status == DEPLOYED
 
     def verify(self) -> None:
-        """Read the status again. Only an application with three tables can be moved.
+        """Read the status again, and undo the begin of a move. Three tables alone can be moved.
 
         Raises:
             AwsError: The status cannot be read.
@@ -160,6 +175,33 @@ class Layout:
                 f"Java workers have moved the application to the single table {self.leases.name} "
                 "while this process ran; start it again, and it uses the single table"
             )
+        self.return_client_version()
+
+    def return_client_version(self) -> None:
+        """Move the client version back from the lease table, if a Java leader has begun a move.
+
+        Java ends the move when a worker of ours starts, and leaves the row where it is. It has the
+        pause and the record of the application, and the leader proves it when it creates leases.
+
+        Raises:
+            AwsError: The rows cannot be read or written.
+        """
+        if self._is_single is not False or not self.may_have_shared_rows:
+            return
+        if self.coordinator.get(MIGRATION_KEY) is not None:
+            return
+        moved = self.shared_state.get(MIGRATION_KEY)
+        if moved is None:
+            return
+        key_name = self.coordinator.key_name
+        unchanged = [Equals(name, value) for name, value in moved.items() if name != key_name]
+        # If it is refused, a row has changed meanwhile, and the next report tries again.
+        self.coordinator.transact(
+            [
+                Put(moved, [Absent(key_name)]),
+                Elsewhere(self.leases, MIGRATION_KEY, [Present(self.leases.key_name), *unchanged]),
+            ]
+        )
 
     def forget(self) -> None:
         """Find the layout anew at the next use. A table was missing."""
@@ -173,7 +215,7 @@ class Layout:
             self.leases.name,
             self.leases.key_name,
             has_leases=True,
-            has_workers=is_single or self.may_have_shared_workers,
+            has_workers=is_single or self.may_have_shared_rows,
             has_state=is_single,
         )
         return (lease,) if is_single else (lease, *self.former_tables())

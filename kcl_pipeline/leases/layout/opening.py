@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError
 from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY
 from kcl_pipeline.leases.layout.entity_rows import EntityRows, WorkerEntityRows
 from kcl_pipeline.leases.layout.layout import SINGLE_TABLE_SUPPORT, Layout
 from kcl_pipeline.leases.lease.rows import LeaseRows
@@ -55,7 +55,7 @@ def open_rows(layout: Layout, clock: Clock) -> Tables:
         layout: The layout.
         clock: The clock.
     """
-    leases, state = layout.leases, layout.coordinator
+    leases = layout.leases
     return Tables(
         LeaseRows(leases, lambda: layout.ensure(leases), layout.refuse_two_layouts),
         WorkerRows(
@@ -63,7 +63,7 @@ def open_rows(layout: Layout, clock: Clock) -> Tables:
             lambda: SINGLE_TABLE_SUPPORT if layout.is_single() else None,
             layout.verify,
         ),
-        CoordinatorRows(PlacedStore(layout, state, EntityRows(leases, state.key_name))),
+        CoordinatorRows(StateStore(layout, layout.coordinator, layout.shared_state)),
         layout,
     )
 
@@ -98,10 +98,6 @@ class PlacedStore:
 
     def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
-        if text_of(item, self.key_name) == LEADER_KEY:
-            # After a move, the lock of the other leaders is in the lease table. A lock in the
-            # former table would make this process a second leader.
-            self._layout.verify()
         return self._on(lambda place: place.put(item, conditions))
 
     def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
@@ -138,6 +134,29 @@ class PlacedStore:
             # The application was retired, and may be created again in another layout.
             self._layout.forget()
             raise
+
+    def _has_two_places(self) -> bool:
+        return not self._layout.is_single() and self._layout.may_have_shared_rows
+
+
+class StateStore(PlacedStore):
+    """The coordinator-state rows."""
+
+    def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`.
+
+        The client version is created only if the lease table has none: Java moves no row that both
+        tables have, so it could never move the application again.
+        """
+        key = text_of(item, self.key_name)
+        if key == LEADER_KEY:
+            # After a move, the lock of the other leaders is in the lease table. A lock in the
+            # former table would make this process a second leader.
+            self._layout.verify()
+        if key == MIGRATION_KEY and self._has_two_places() and self._shared.get(MIGRATION_KEY):
+            self._layout.return_client_version()
+            return Outcome(applied=False, item=self.get(MIGRATION_KEY))
+        return super().put(item, conditions)
 
 
 class WorkerStore(PlacedStore):
@@ -183,6 +202,3 @@ class WorkerStore(PlacedStore):
         for item in rows:
             if (text_of(item, self.key_name) or "") not in seen_keys:
                 yield item
-
-    def _has_two_places(self) -> bool:
-        return not self._layout.is_single() and self._layout.may_have_shared_workers
