@@ -23,6 +23,12 @@ def begin_deployed(fleet: InteropFleet) -> None:
     begin_at(fleet, "DEPLOYED")
 
 
+def begin_moving(fleet: InteropFleet) -> None:
+    """Do the same for a Java fleet that is set to move, and keep it from that until `moved`."""
+    begin_deployed(fleet)
+    fleet.stand_in.start()
+
+
 def begin_init(fleet: InteropFleet) -> None:
     """Create three tables whose Java fleet has just published that it can move."""
     begin_at(fleet, "INIT")
@@ -59,11 +65,15 @@ def _status(item: dict[str, Any]) -> str:
 def stays(fleet: InteropFleet) -> Found:
     """Java workers that want to move the application do not, while a worker of ours lives."""
     mixed(fleet)
+    fleet.stand_in.stop()
     table = f"{fleet.application.name}-CoordinatorState"
-    for _ in range(STAYS_SECONDS):
-        if (found := _status(state(fleet, table, "key"))) != "DEPLOYED":
-            raise CaseFailedError(f"the status is {found} beside a worker of ours")
-        fleet.clock.sleep(1)
+    try:
+        for _ in range(STAYS_SECONDS):
+            if (found := _status(state(fleet, table, "key"))) != "DEPLOYED":
+                raise CaseFailedError(f"the status is {found} beside a worker of ours")
+            fleet.clock.sleep(1)
+    finally:
+        fleet.stand_in.start()
     for side in SIDES:
         hand_over(fleet, side)
     return Found(f"DEPLOYED after {STAYS_SECONDS} s")
@@ -75,20 +85,15 @@ def moved(fleet: InteropFleet) -> Found:
     The bake time is the only part of the move that the suite does not wait for.
     """
     mixed(fleet)
+    _begin_move(fleet)
     for ours in fleet.of("ours"):
         fleet.stop(ours)
+    fleet.stand_in.stop()
     name = fleet.application.name
     old = f"{name}-CoordinatorState"
-    # Rows of workers of ours that were killed count for Java until they are ten minutes old
-    fleet.wait("PENDING", lambda: _status(state(fleet, old, "key")) == "PENDING", 800)
+    fleet.wait("PENDING", lambda: _status(state(fleet, old, "key")) == "PENDING", 300)
     said = _refused(fleet)
-    changed = int(state(fleet, old, "key")["mts"]["N"])
-    fleet.dynamodb.update_item(
-        TableName=old,
-        Key={"key": {"S": STATE_KEY}},
-        UpdateExpression="SET mts = :earlier",
-        ExpressionAttributeValues={":earlier": {"N": str(changed - BAKE_MILLIS)}},
-    )
+    _bake(fleet)
     took = fleet.wait(
         "COMPLETE", lambda: _status(state(fleet, name, "leaseKey")) == "COMPLETE", 180
     )
@@ -99,6 +104,50 @@ def moved(fleet: InteropFleet) -> Found:
     for side in SIDES:
         hand_over(fleet, side)
     return Found(said, took)
+
+
+def _bake(fleet: InteropFleet) -> None:
+    """Make everything older that the bake time makes older: the status, and rows of ended workers.
+
+    A row of a killed worker of ours is from before the move. While it is young, ours refuses to
+    start on the single table, as beside a worker that cannot work there.
+    """
+    name = fleet.application.name
+    rows = fleet.dynamodb.scan(TableName=f"{name}-WorkerMetricStats")["Items"]
+    old = [(f"{name}-WorkerMetricStats", {"wid": row["wid"]}, "lut", 1_000) for row in rows]
+    old.append((f"{name}-CoordinatorState", {"key": {"S": STATE_KEY}}, "mts", 1))
+    for table, key, attribute, unit in old:
+        fleet.dynamodb.update_item(
+            TableName=table,
+            Key=key,
+            UpdateExpression=f"ADD {attribute} :less",
+            ExpressionAttributeValues={":less": {"N": str(-BAKE_MILLIS // unit)}},
+        )
+
+
+def _begin_move(fleet: InteropFleet) -> None:
+    """Leave the client version in the lease table, as Java does that sees a worker of ours start.
+
+    A worker of ours that starts then moves it back. Java moves no row that both tables have.
+    """
+    name = fleet.application.name
+    old = f"{name}-CoordinatorState"
+    item = fleet.dynamodb.get_item(TableName=old, Key=VERSION_KEY, ConsistentRead=True)["Item"]
+    moved = {"leaseKey": item["key"], **{key: one for key, one in item.items() if key != "key"}}
+    fleet.dynamodb.transact_write_items(
+        TransactItems=[
+            {"Put": {"TableName": name, "Item": moved}},
+            {"Delete": {"TableName": old, "Key": VERSION_KEY}},
+        ]
+    )
+    fleet.start("ours")
+
+    def is_back() -> bool:
+        gone = fleet.dynamodb.get_item(TableName=name, Key={"leaseKey": item["key"]})
+        return bool(_version(fleet)) and "Item" not in gone
+
+    fleet.wait("the client version in one table", is_back)
+    mixed(fleet)
 
 
 def _version(fleet: InteropFleet) -> str:

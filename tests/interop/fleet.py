@@ -25,6 +25,7 @@ from kcl_pipeline.local.demo.processes import Processes
 
 from .java import JavaKcl
 from .journal import Count, JavaLog, count, lost_leases
+from .stand_in import StandIn
 from .traffic import Traffic
 
 MODULE = "tests.interop.pipeline:interop"
@@ -90,6 +91,7 @@ class InteropFleet:
         self.streams = [f"{application.name}-{one}" for one in range(application.streams)]
         for stream in self.streams:
             self.kinesis.create_stream(StreamName=stream, ShardCount=application.shards)
+        self.stand_in = StandIn(self.dynamodb, f"{application.name}-WorkerMetricStats", clock)
         self.traffic = Traffic(self.kinesis, self.streams, clock, random.Random(application.name))
         self.commits = Commits(self._folder / "table", clock)
         self.logs: dict[str, JavaLog] = {}

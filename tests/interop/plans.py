@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .cases_layouts import begin_deployed, begin_init
+from .cases_layouts import begin_deployed, begin_init, begin_moving
 from .catalogue import CASES
 from .fleet import InteropFleet
 
@@ -67,7 +67,7 @@ class Plan:
 
 MOVES: dict[str, Any] = {
     "options": {"java_settings": {"coordinator.migrateAllEntitiesToLeaseTable": "true"}},
-    "prepare": begin_deployed,
+    "prepare": begin_moving,
 }
 TAKES: dict[str, Any] = {"leaderless": True, "settings": {"coordination": "leaderless"}}
 UPGRADES: dict[str, Any] = {

@@ -37,6 +37,7 @@ def running(
         yield fleet
     finally:
         fleet.traffic.stop()
+        fleet.stand_in.stop()
         for worker in [*fleet.workers]:
             fleet.kill(worker)
 
