@@ -417,7 +417,8 @@ class Commits:
             touched=at(s.touched, shard, False),
             due=at(s.due, shard, NOBODY),
         )
-        kept = row._replace(counter=row.counter + 1, mark=0)
+        mark = row.mark if self.without == "mark in an acceptance" else 0
+        kept = row._replace(counter=row.counter + 1, mark=mark)
         excused = past._replace(excused=past.excused | bits(0, min(row.checkpoint, self.records)))
         after = with_past(with_row(decided, shard, kept), shard, excused)
         yield "a person keeps the checkpoint", after
@@ -471,6 +472,8 @@ class Commits:
         return self.at_latest or ended
 
     def _is_begun(self, entry: Entry, checkpoint: int) -> bool:
+        if self.without == "row of a begun shard":
+            checkpoint = 0
         return bool(entry.p or entry.ended or checkpoint > 0)
 
     def _excused_by_latest(self, s: State, shard: int) -> State:
@@ -842,7 +845,10 @@ class Commits:
         for shard, end in ranges:
             slot = process.slots[shard]
             floor = min(slot.checkpoint, self.records + 1)
-            for one, entry in slot.expected[1:]:
+            ancestors = slot.expected[1:]
+            if self.without == "ancestors in an end" and end == self._end:
+                ancestors = ()
+            for one, entry in ancestors:
                 ended = entry._replace(v=entry.v + 1, ended=True)
                 parts.setdefault(one, Part(one, entry, ended, ended.p, 0))
             entry = slot.expected[0][1]
@@ -864,7 +870,10 @@ class Commits:
             yield f"{who} stores the positions", with_process(after, index, done)
         elif process.step == "unknown":
             yield from self._after_unknown(s, index, process)
-        elif self._fits(s, batch) or self.without in ("comparison", "all shards of a batch"):
+        elif self._fits(s, self._identified(s, batch)) or self.without in (
+            "comparison",
+            "all shards of a batch",
+        ):
             after = self._landed(s, batch)
             yield f"{who} commits {_named(batch)}", self._committed(after, index, process)
             if self.announces and batch not in s.announced and self._fits(s, batch):
@@ -879,6 +888,10 @@ class Commits:
                 yield f"{who} sends a commit that lands late", with_process(late, index, sent)
         else:
             yield f"{who} is refused", with_process(s, index, self._refused(s, process))
+
+    def _identified(self, s: State, batch: Batch) -> Batch:
+        """The id that a commit expects was read before its files were written."""
+        return batch._replace(table=s.table.id) if self.without == "id before the files" else batch
 
     def _after_unknown(self, s: State, index: int, process: Process) -> Iterator[tuple[str, State]]:
         """Read the table: the commit has landed, can be repeated, or is refused."""

@@ -114,6 +114,7 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("reading after a lost answer", _LOST),
     ("equal announcements", _ANNOUNCED),
     ("id of the table", _REPLACED),
+    ("id before the files", _REPLACED),
     ("position in the comparison", _OLDER),
     ("number in the comparison", _FAMILY),
     # A taker
@@ -132,8 +133,10 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("mark", _REPLACED),
     ("mark behind the checkpoint", replace(_REPLACED, java=True, moves=2)),
     ("mark of the table", _JAVA),
+    ("mark in an acceptance", _REPLACED),
     # Parents and children
     ("ancestors in a commit", _JAVA_ENDS),
+    ("ancestors in an end", replace(_JAVA_ENDS, moves=2)),
     ("ancestors of the parent", _THREE),
     ("unknown ancestors", _JAVA_ENDS),
     ("ancestors after a refusal", replace(_JAVA_ENDS, goes_on=True)),
@@ -143,6 +146,7 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("parent in the table", _ENDS),
     ("positions in the sync", _ENDS),
     ("begun shards in the sync", _BEGUN),
+    ("row of a begun shard", _BEGUN),
     ("begun shards in the wait", replace(_BEGUN, moves=2, goes_on=True)),
     # A seek
     ("rows before the table", replace(_SEEK, moves=1)),
