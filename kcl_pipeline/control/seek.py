@@ -26,8 +26,8 @@ from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
 from kcl_pipeline.leases.application.control import Control
 from kcl_pipeline.leases.application.identity import ApplicationRecord, streams_as_recorded
-from kcl_pipeline.leases.lease.seek import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import Shard, StreamId

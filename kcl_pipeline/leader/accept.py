@@ -27,7 +27,6 @@ from kcl_pipeline.leases.application.identity import (
     ApplicationRecord,
 )
 from kcl_pipeline.leases.lease.rejected import RejectedRows
-from kcl_pipeline.leases.lease.seek import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.migration import VERSION_3X, ensure_client_version
 from kcl_pipeline.leases.tables import (
@@ -36,6 +35,7 @@ from kcl_pipeline.leases.tables import (
     WorkerMetrics,
     WorkerMetricsTable,
 )
+from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.text import printable
 
 POLL_SECONDS: Final = 1.0

@@ -14,7 +14,6 @@ Each table works on a `RowStore`, in DynamoDB or in memory. These rules hold for
 
 from __future__ import annotations
 
-from kcl_pipeline.leases.lease.rows import LeaseRows as LeaseTable
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows as CoordinatorStateTable
 from kcl_pipeline.leases.state.values import (
     LeaderLock,
@@ -24,6 +23,7 @@ from kcl_pipeline.leases.state.values import (
     WorkerMetrics,
 )
 from kcl_pipeline.leases.state.worker_rows import WorkerRows as WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 
 __all__ = [
     "CoordinatorStateTable",

@@ -10,12 +10,12 @@ import copy
 from typing import Any, Final, Self
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.serialization import LEASE_KEY, lease_from_item, lease_to_item
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.state.worker_rows import WorkerRows
 from kcl_pipeline.leases.store import Absent, Item, same_item
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
 
 _MOST_DECODED: Final = 10_000
@@ -42,7 +42,7 @@ class _Decoded:
         return lease
 
 
-def create_lease(table: LeaseRows, lease: Lease) -> bool:
+def create_lease(table: LeaseTable, lease: Lease) -> bool:
     """Put one new row without a proof, as no worker or leader does.
 
     Returns:
@@ -97,7 +97,7 @@ class _Inspectable:
         self.store.erase(key)
 
 
-class InMemoryLeaseTable(LeaseRows, _Inspectable):
+class InMemoryLeaseTable(LeaseTable, _Inspectable):
     """The lease table in memory.
 
     With `exists=False`, `ensure_exists` must create it first, like a real table.
@@ -116,7 +116,7 @@ class InMemoryLeaseTable(LeaseRows, _Inspectable):
     ) -> None:
         store = MemoryStore(name, LEASE_KEY, clock=clock, exists=exists)
         store.index_lag_seconds, store.scan_lag_seconds = index_lag_seconds, scan_lag_seconds
-        LeaseRows.__init__(self, store)
+        LeaseTable.__init__(self, store)
         self._decode = _Decoded()
         _Inspectable.__init__(self, store, before_call, after_call)
 

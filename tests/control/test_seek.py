@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.control.seek import Seeking, seek_target
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError, UnavailableError
-from kcl_pipeline.leases.lease.seek import LeaseSeek
+from kcl_pipeline.leases.writes import LeaseSeek
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from tests.support.operator_world import OperatorWorld
 

@@ -28,7 +28,7 @@ VIOLATIONS = {
     "spark_worker": ("kcl_pipeline.spark.data_source.feed", "kcl_pipeline.worker.worker"),
     "input": ("kcl_pipeline.kinesis.reader", "kcl_pipeline.leases.lease.values"),
     "planning": ("kcl_pipeline.planning.state", "kcl_pipeline.clock"),
-    "metrics": ("kcl_pipeline.leases.lease.rows", "kcl_pipeline.metrics.exporters"),
+    "metrics": ("kcl_pipeline.leases.writes", "kcl_pipeline.metrics.exporters"),
     "layout": ("kcl_pipeline.worker.worker", "kcl_pipeline.leases.dynamodb.store"),
     "values": ("kcl_pipeline.events", "socket"),
 }

@@ -15,9 +15,9 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.leases.aws_errors import ConditionFailed, refused_condition
 from kcl_pipeline.leases.dynamodb.opening import lease_store
 from kcl_pipeline.leases.dynamodb.store import Expression
-from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Equals, Present
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock
@@ -149,7 +149,7 @@ def test_many_pages_and_segments(aws, client):
         return [call(item) for item in items]
 
     four = LeaseSettings(lease_table_scan_total_segments=4)
-    segmented = LeaseRows(lease_store(client, name, TableSettings(), four, VirtualClock(), spy))
+    segmented = LeaseTable(lease_store(client, name, TableSettings(), four, VirtualClock(), spy))
     assert sorted(lease.lease_key for lease in segmented.list_leases().leases) == sorted(keys)
     assert seen == [[{"Segment": n, "TotalSegments": 4} for n in range(4)]]
 

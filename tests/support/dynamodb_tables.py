@@ -2,7 +2,7 @@
 
 from kcl_pipeline.config import LeaseSettings, TableSettings
 from kcl_pipeline.leases.dynamodb.opening import lease_store
-from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.lease_tables import (  # noqa: F401
     DynamoTables,
@@ -15,4 +15,4 @@ from tests.support.lease_tables import (  # noqa: F401
 
 def lease_table(client, name, clock=None, lease_settings=None, **table):
     settings, leases = TableSettings(**table), lease_settings or LeaseSettings()
-    return LeaseRows(lease_store(client, name, settings, leases, clock or VirtualClock()))
+    return LeaseTable(lease_store(client, name, settings, leases, clock or VirtualClock()))

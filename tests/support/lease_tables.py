@@ -12,10 +12,10 @@ from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.leases.dynamodb.opening import lease_store
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.state.worker_rows import WorkerRows
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.local.server import EmbeddedAws
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -91,7 +91,7 @@ class DynamoTables:
         self.client = client
         self.clock = VirtualClock()
         self.app = f"app{next(NAMES)}"
-        self.leases = LeaseRows(
+        self.leases = LeaseTable(
             lease_store(client, self.app, TableSettings(), LeaseSettings(), self.clock)
         )
         self.workers = WorkerRows(self._store(f"{self.app}-WorkerMetricStats", "wid"))

@@ -11,10 +11,10 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.leases import writes as lease_rows
 from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
-from kcl_pipeline.leases.lease import rows as lease_rows
-from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import PreparedBatch
 from kcl_pipeline.sinks.log import Head
@@ -182,10 +182,10 @@ def _no_parent_check(patch: pytest.MonkeyPatch) -> None:
 def _restored_without_the_child(patch: pytest.MonkeyPatch) -> None:
     """The rows of parents are created whatever the child's row says."""
 
-    def blind(table: LeaseRows, _child: Lease, parents: Sequence[Lease]) -> tuple[str, ...]:
+    def blind(table: LeaseTable, _child: Lease, parents: Sequence[Lease]) -> tuple[str, ...]:
         return tuple(parent.lease_key for parent in parents if create_lease(table, parent))
 
-    patch.setattr(LeaseRows, "restore_parents", blind)
+    patch.setattr(LeaseTable, "restore_parents", blind)
 
 
 def _end_is_moved_back(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from kcl_pipeline.kinesis.decode.kpl import deaggregate
-from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from verification.simulation import StormOptions, simulate
@@ -67,9 +67,9 @@ def first_failure(seeds: range) -> tuple[int, str]:
 
 
 def test_a_failing_seed_is_shrunk_and_replays_exactly(monkeypatch):
-    renew = LeaseRows.update_checkpoint
+    renew = LeaseTable.update_checkpoint
     monkeypatch.setattr(
-        LeaseRows,
+        LeaseTable,
         "update_checkpoint",
         lambda self, lease, **kwargs: renew(self, self.get(lease.lease_key) or lease, **kwargs),
     )

@@ -12,10 +12,10 @@ from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import LeaseLostError, OtherTableError, UnavailableError
 from kcl_pipeline.events import ShardPaused, ShardResumed
 from kcl_pipeline.leases.lease import serialization as rows
-from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.leases.lease.serialization import lease_from_item, lease_to_item
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import ConditionCheck
+from kcl_pipeline.leases.writes import LeaseSeek
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from kcl_pipeline.sinks.stored import StoredPosition

@@ -12,7 +12,6 @@ from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY
 from kcl_pipeline.leases.layout.entity_rows import EntityRows, WorkerEntityRows
 from kcl_pipeline.leases.layout.layout import SINGLE_TABLE_SUPPORT, Layout
-from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.state.worker_rows import WorkerRows
 from kcl_pipeline.leases.store import (
@@ -24,6 +23,7 @@ from kcl_pipeline.leases.store import (
     RowStore,
     Write,
 )
+from kcl_pipeline.leases.writes import LeaseTable
 
 EMPTY_SCAN_SECONDS: Final = 30.0
 """Time after which a lease table without worker rows is scanned for them again."""
@@ -42,7 +42,7 @@ class Tables:
         layout: Where they are.
     """
 
-    lease: LeaseRows
+    lease: LeaseTable
     workers: WorkerRows
     coordinator: CoordinatorRows
     layout: Layout
@@ -57,7 +57,7 @@ def open_rows(layout: Layout, clock: Clock) -> Tables:
     """
     leases = layout.leases
     return Tables(
-        LeaseRows(leases, lambda: layout.ensure(leases), layout.refuse_two_layouts),
+        LeaseTable(leases, lambda: layout.ensure(leases), layout.refuse_two_layouts),
         WorkerRows(
             WorkerStore(layout, clock),
             lambda: SINGLE_TABLE_SUPPORT if layout.is_single() else None,

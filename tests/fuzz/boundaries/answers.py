@@ -19,8 +19,8 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.fuzz import values
@@ -50,7 +50,7 @@ class Endpoint:
         self.store = DynamoDbStore(
             self.client, shape, TableSettings(), SystemClock(), scan_segments=1
         )
-        self.table = LeaseRows(self.store)
+        self.table = LeaseTable(self.store)
 
     def _answer(self, request: Any, **_: Any) -> AWSResponse:
         return AWSResponse(request.url, self.status, {}, _Raw(self.body))
