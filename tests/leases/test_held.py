@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import AccessDeniedError, LeaseLostError, ThrottledError, UnavailableError
-from kcl_pipeline.events import AwsTrouble, LeaseGained
+from kcl_pipeline.events import AwsTrouble, DefectFound, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
@@ -152,6 +152,25 @@ def test_trouble_keeps_a_lease_until_it_expires(world):
     world.clock.advance(1)
     world.leases.renew_all()
     assert world.leases.held() == ()
+
+
+def test_a_defect_does_not_look_like_trouble_with_aws(world):
+    held = world.gain()
+    world.fail_once("UpdateItem", ValueError("a defect"), applied=False)
+    assert world.leases.renew_all() == 0
+    world.assign("s1", "s2")
+    world.fail_once("GetItem", ValueError("a defect"), applied=False)
+    assert [one.lease_key for one in world.leases.discover()] == ["s2"]
+    world.fail_once("GetItem", ValueError("a defect"), applied=False)
+    assert world.leases.recover() == ()
+    assert [one.operation for one in world.of(DefectFound)] == [
+        "renewal of s0",
+        "discovery of s1",
+        "recovery of s1",
+    ]
+    assert {one.error for one in world.of(DefectFound)} == {"ValueError: a defect"}
+    assert world.of(AwsTrouble) == []
+    assert held in world.leases.held()
 
 
 def test_a_renewal_whose_answer_was_lost_is_found_by_the_next(world):

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import LeaseLostError
-from kcl_pipeline.events import EventSink, LeaseGained
+from kcl_pipeline.errors import KclError, LeaseLostError
+from kcl_pipeline.events import AwsTrouble, DefectFound, EventSink, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.held.lease import Held
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
+from kcl_pipeline.unexpected import described
 
 EXPIRED: Final = "it was not renewed in time"
 
@@ -125,6 +126,11 @@ class HeldSet:
         for held in self._all():
             if self._expired(held, now):
                 self.drop(held, EXPIRED)
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Report a step that failed. An error that nobody expects is no trouble with AWS."""
+        kind = AwsTrouble if isinstance(error, KclError) else DefectFound
+        self._events(kind(what, described(error, what)))
 
     def _gain(self, lease: Lease, read_at: float) -> Held | None:
         held = Held(lease, read_at, self._clock.lock())

@@ -24,7 +24,6 @@ from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import BadRow, Lease, other_form
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
-from kcl_pipeline.unexpected import described
 
 
 class HeldLeases(LeaseWrites):
@@ -88,8 +87,7 @@ class HeldLeases(LeaseWrites):
             row = self._table.get(scanned.lease_key)
             renewed = self._table.renew(row) if row is not None and self._acceptable(row) else None
         except (AwsError, ValueError) as error:
-            what = f"recovery of {scanned.lease_key}"
-            self._events(AwsTrouble(what, described(error, what)))
+            self._report(f"recovery of {scanned.lease_key}", error)
             return None
         return (
             self._gain(renewed, began)
@@ -160,8 +158,7 @@ class HeldLeases(LeaseWrites):
             self._rejected.note(BadRow(self._table.name, key, str(error)))
             return None
         except (AwsError, ValueError) as error:
-            what = f"discovery of {key}"
-            self._events(AwsTrouble(what, described(error, what)))
+            self._report(f"discovery of {key}", error)
             return None
         is_coming = row is not None and row.owner == self._worker_id and row.in_handoff
         with self._lock:

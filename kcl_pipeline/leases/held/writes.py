@@ -10,14 +10,13 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import AwsError, LeaseLostError, ThrottledError
-from kcl_pipeline.events import AwsTrouble, EventSink, HandoffStarted
+from kcl_pipeline.events import EventSink, HandoffStarted
 from kcl_pipeline.leases.held.held_set import EXPIRED, HeldSet
 from kcl_pipeline.leases.held.lease import Held
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.position import Position
-from kcl_pipeline.unexpected import described
 
 _TAKEN: Final = "another worker has it, or its row is gone"
 
@@ -90,8 +89,7 @@ class LeaseWrites(HeldSet):
             except LeaseLostError:
                 return False
             except (AwsError, ValueError) as error:
-                what = f"renewal of {held.lease_key}"
-                self._events(AwsTrouble(what, described(error, what)))
+                self._report(f"renewal of {held.lease_key}", error)
                 return False
             return True
 
