@@ -38,8 +38,8 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.batch_runner import WriteSteps
-from kcl_pipeline.worker.failures.failed_records import FailureLimits
-from kcl_pipeline.worker.sources.batch_source import SourcedBatch
+from kcl_pipeline.worker.failures import FailureLimits
+from kcl_pipeline.worker.sources import SourcedBatch
 
 TRANSFORMS: Final = ("jvm", "python", "values", "arrow")
 _COLUMNS: Final = ("records", "found", "seconds", "cpu_seconds", "jobs", "log_lines", "files")

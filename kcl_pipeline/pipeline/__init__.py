@@ -57,7 +57,8 @@ from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
-from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
+from kcl_pipeline.worker.dependencies import OpenedApplication
+from kcl_pipeline.worker.start import open_application, refuse_pause
 
 if TYPE_CHECKING:
     import pandas as pd

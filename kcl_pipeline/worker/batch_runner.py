@@ -20,28 +20,24 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
 from kcl_pipeline.processors.calls import CallRunningError, ProcessorCalls
-from kcl_pipeline.worker.batches import without
 from kcl_pipeline.worker.commit import BatchCommit, Committed
-from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.failed_records import (
-    FailureLimits,
-    positions_of,
-    rejected_records,
-    write_dead_letters,
-)
-from kcl_pipeline.worker.failures.isolation import (
+from kcl_pipeline.worker.failures import (
     FailureIsolation,
+    FailureLimits,
     IsolationStoppedError,
+    PausedShards,
     SplitBatch,
     all_paused,
+    positions_of,
+    rejected_records,
+    without,
+    write_dead_letters,
 )
-from kcl_pipeline.worker.failures.pauses import PausedShards
-from kcl_pipeline.worker.monitoring.activity import Activity
-from kcl_pipeline.worker.monitoring.lag import LagTracker
-from kcl_pipeline.worker.monitoring.stats import WorkerStats
-from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.sources.batch_source import BatchSource, SourcedBatch
+from kcl_pipeline.worker.sources import BatchSource, SourcedBatch
+from kcl_pipeline.worker.status import LagTracker, WorkerStats
+from kcl_pipeline.worker.watch import Activity
 
 MAX_SINK_FAILURES: Final = 20
 

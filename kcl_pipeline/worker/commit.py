@@ -45,10 +45,11 @@ from kcl_pipeline.errors import (
     TableMismatchError,
 )
 from kcl_pipeline.events import AwsTrouble, EventSink
-from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.processors import ProcessorCalls
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import (
     CommitOutcome,
     Entry,
@@ -58,7 +59,6 @@ from kcl_pipeline.sinks.sink import (
     shard_key,
 )
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
-from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
 
 COMMIT: Final = RetryPolicy(
@@ -76,6 +76,89 @@ _CURE: Final = (
     "put the table back, or choose where the shard continues with `kcl-pipeline do seek`, or "
     "delete the lease row: then the shard continues after its position in the present table"
 )
+
+
+@dataclass(slots=True)
+class ShardProgress:
+    """What the table and the lease row have of one held shard, as this worker knows it.
+
+    Attributes:
+        held: The lease.
+        stream: Its stream.
+        committed: Last position that the table has (inclusive). None: not started yet.
+        checkpointed: Last position in the lease row. It may be behind `committed`, because renewals
+            write the checkpoint.
+        table_id: Id of the table that this worker read. None: there was no table.
+        stored: What the table has of the shard, as this worker last read or committed it.
+        ancestors: What the table has of the ancestors, until the first commit of this shard.
+        is_refused: Whether the table refused the last batch. The row is then read again.
+    """
+
+    held: Held
+    stream: StreamId
+    committed: Position | None = None
+    checkpointed: Position | None = None
+    table_id: str | None = None
+    stored: StoredPosition = NOTHING_STORED
+    ancestors: dict[str, StoredPosition] = field(default_factory=dict)
+    is_refused: bool = False
+
+    @property
+    def lease_key(self) -> str:
+        """The key of the lease."""
+        return self.held.lease.lease_key
+
+    @property
+    def flush_needed(self) -> bool:
+        """Whether the checkpoint in the lease row is behind the table.
+
+        A renewal may have written it since.
+        """
+        written = (self.checkpointed, self.held.lease.checkpoint)
+        return self.committed is not None and self.committed not in written
+
+    def settled_position(self) -> Position:
+        """Return the position after which reading begins (exclusive).
+
+        Raises:
+            ValueError: The shard is not started yet.
+        """
+        if self.committed is None:
+            raise ValueError(f"the lease {self.lease_key} has no position yet")
+        return self.committed
+
+    @property
+    def reached(self) -> Position | None:
+        """The committed position. None: not known yet, or no record."""
+        committed = self.committed
+        return None if committed is None or committed.is_sentinel else committed
+
+    @property
+    def knows_ancestor(self) -> bool:
+        """Whether the table knows an ancestor of this shard."""
+        return any(stored != NOTHING_STORED for stored in self.ancestors.values())
+
+    def ends_of_ancestors(self) -> list[Entry]:
+        """Return the entries that end the ancestors of a shard without a commit."""
+        return [
+            Entry(key, stored, stored.position, ended=True)
+            for key, stored in self.ancestors.items()
+            if not stored.ended
+        ]
+
+    def settle(self, position: Position, checkpointed: Position) -> None:
+        """Set the position after which the shard is read, and the checkpoint of the row."""
+        self.committed, self.checkpointed = position, checkpointed
+        self.is_refused = False
+
+    def note_committed(self, through: Position, stored: StoredPosition, now: float) -> None:
+        """Note a commit that has landed, at a monotonic second."""
+        del now
+        self.committed, self.stored, self.ancestors = through, stored, {}
+
+    def note_checkpointed(self) -> None:
+        """Note that the lease row has the committed position."""
+        self.checkpointed = self.committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +216,7 @@ class BatchCommit:
         self,
         leases: HeldLeases,
         sink: Sink,
-        lineage: Callable[[ShardConsumer], Collection[str]],
+        lineage: Callable[[ShardProgress], Collection[str]],
         clock: Clock,
         events: EventSink,
         *,
@@ -155,7 +238,7 @@ class BatchCommit:
 
     # -- 1. start
 
-    def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, Positions]:
+    def look_up(self, consumers: Iterable[ShardProgress]) -> dict[str, Positions]:
         """Return what the table has of each shard, by lease key. One read covers all of them.
 
         Call it after the rows of the leases were read.
@@ -180,7 +263,7 @@ class BatchCommit:
         }
 
     def start(
-        self, consumers: Sequence[ShardConsumer], looked_up: Mapping[str, Positions]
+        self, consumers: Sequence[ShardProgress], looked_up: Mapping[str, Positions]
     ) -> dict[str, Position | Exception]:
         """Find out where shards are read from.
 
@@ -196,7 +279,7 @@ class BatchCommit:
             nothing is decided and the caller tries again.
         """
         outcomes: dict[str, Position | Exception] = {}
-        ready: list[ShardConsumer] = []
+        ready: list[ShardProgress] = []
         for consumer in consumers:
             try:
                 self._read_table(consumer, looked_up.get(consumer.lease_key))
@@ -206,7 +289,7 @@ class BatchCommit:
         positions = self._map(self._position_or_error, ready)
         return outcomes | dict(zip((c.lease_key for c in ready), positions, strict=True))
 
-    def _read_table(self, consumer: ShardConsumer, table: Positions | None) -> None:
+    def _read_table(self, consumer: ShardProgress, table: Positions | None) -> None:
         """Note what the table has of a shard, and of the ancestors that its first commit ends."""
         key = _key(consumer)
         table = table or self._sink.positions([key])
@@ -218,15 +301,15 @@ class BatchCommit:
                 if now.table_id != table.table_id:
                     raise SinkError("the table was replaced while it was read; it is read again")
                 ancestors = dict(now.shards)
-        consumer.note_table(table.table_id, stored, ancestors)
+        consumer.table_id, consumer.stored, consumer.ancestors = table.table_id, stored, ancestors
 
-    def _position_or_error(self, consumer: ShardConsumer) -> Position | Exception:
+    def _position_or_error(self, consumer: ShardProgress) -> Position | Exception:
         try:
             return self._position_of(consumer)
         except Exception as error:  # noqa: BLE001 (one error does not delay other shards)
             return error
 
-    def _position_of(self, consumer: ShardConsumer) -> Position:
+    def _position_of(self, consumer: ShardProgress) -> Position:
         lease, stored, in_table = consumer.held.lease, consumer.stored, consumer.stored.position
         stores_positions = self._sink.stores_positions
         if not stores_positions:
@@ -261,7 +344,7 @@ class BatchCommit:
     # -- 2. commit
 
     def commit(
-        self, batch: Batch, consumers: Mapping[str, ShardConsumer], written: Written
+        self, batch: Batch, consumers: Mapping[str, ShardProgress], written: Written
     ) -> CommitResult:
         """Commit a batch, with all of its ranges or none.
 
@@ -300,7 +383,7 @@ class BatchCommit:
         return result
 
     def _find_table(
-        self, new: Sequence[ShardConsumer], written: Written
+        self, new: Sequence[ShardProgress], written: Written
     ) -> tuple[dict[str, str], bool]:
         """Create the table if it did not exist when shards were started.
 
@@ -321,7 +404,7 @@ class BatchCommit:
         sink = self._sink
         return refused, not (isinstance(sink, FileKeepingSink) and sink.has_files(written))
 
-    def _read_new_table(self, new: Sequence[ShardConsumer]) -> dict[str, str]:
+    def _read_new_table(self, new: Sequence[ShardProgress]) -> dict[str, str]:
         """Note the id of the table, and the ancestors that the first commits end.
 
         Returns:
@@ -340,7 +423,7 @@ class BatchCommit:
 
     # -- 3. end
 
-    def end(self, consumer: ShardConsumer) -> bool:
+    def end(self, consumer: ShardProgress) -> bool:
         """Note in the table that it has all records of the shard. SHARD_END is written after this.
 
         Returns:
@@ -366,7 +449,7 @@ class BatchCommit:
 
     # -- 4. checkpoint
 
-    def checkpoint(self, consumer: ShardConsumer) -> None:
+    def checkpoint(self, consumer: ShardProgress) -> None:
         """Write the committed position to the lease row, unless it is there already.
 
         Raises:
@@ -378,7 +461,7 @@ class BatchCommit:
         self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
         consumer.note_checkpointed()
 
-    def flush_due(self, consumer: ShardConsumer, now: float) -> bool:
+    def flush_due(self, consumer: ShardProgress, now: float) -> bool:
         """Return whether a checkpoint that is behind the table must be written now.
 
         Args:
@@ -388,14 +471,14 @@ class BatchCommit:
         since = now - consumer.held.checkpointed_at
         return self._flush_seconds is not None and since >= self._flush_seconds
 
-    def _note_processed(self, consumer: ShardConsumer, position: Position) -> None:
+    def _note_processed(self, consumer: ShardProgress, position: Position) -> None:
         """Let the next renewal write the checkpoint; with the mark, if a table has the position."""
         if not self._writes_checkpoints:
             return
         in_table = self._sink.stores_positions and consumer.table_id is not None
         self._leases.note_processed(consumer.held, position, in_table=in_table)
 
-    def _holds(self, consumer: ShardConsumer) -> bool:
+    def _holds(self, consumer: ShardProgress) -> bool:
         return self._leases.get(consumer.lease_key) is consumer.held
 
     def _retried(self, what: str, step: Callable[[], Answer]) -> Answer:
@@ -407,7 +490,7 @@ class BatchCommit:
             raise CommitStoppedError(str(error)) from error
 
 
-def _key(consumer: ShardConsumer) -> str:
+def _key(consumer: ShardProgress) -> str:
     return shard_key(consumer.stream, consumer.held.lease.shard_id)
 
 
@@ -416,7 +499,7 @@ def _is_older(mark: Position | None, in_table: Position | None) -> bool:
 
 
 def _entries(
-    batched: Sequence[tuple[ShardConsumer, Position]], table_id: str | None
+    batched: Sequence[tuple[ShardProgress, Position]], table_id: str | None
 ) -> tuple[dict[str, Entry], dict[str, str]]:
     """Return the entries of a commit by key, and the shards that cannot be part of it."""
     refused = {c.lease_key: _OVERTAKEN for c, _ in batched if c.table_id != table_id}
@@ -430,6 +513,6 @@ def _entries(
     return entries, refused
 
 
-def _is_refused(consumer: ShardConsumer, outcome: CommitOutcome) -> bool:
+def _is_refused(consumer: ShardProgress, outcome: CommitOutcome) -> bool:
     """Return whether a shard caused a refusal, itself or by an ancestor."""
     return not {_key(consumer), *consumer.ancestors}.isdisjoint(outcome.refused)

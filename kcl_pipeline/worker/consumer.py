@@ -1,4 +1,4 @@
-"""State of one held shard in a worker, and the transitions between its states.
+"""The state machine of a held shard, and the calls of a worker that each transition needs.
 
 ```
 gained ──▶ BLOCKED ─unblock─▶ STARTING ─read─▶ READING ─reach_end─▶ ENDING ─end─▶ ENDED
@@ -12,21 +12,57 @@ any state ─leave─▶ LEAVING ──▶ the lease is another worker's
 (lost): the stream does not list the shard any more. Its row is deleted, and the consumer is gone.
 A lease that is gained at SHARD_END begins as ENDED. A consumer whose lease is lost is forgotten in
 any state. After a handoff that the leader has withdrawn, a new consumer begins at BLOCKED.
-`Lifecycle` makes the calls that a transition needs, and then calls the transition.
+
+`ShardConsumer` has the state of one shard. Its methods are the transitions; they make no call. A
+comment at each says when it happens, and what it may not do. `Lifecycle` makes the calls that a
+transition needs (DynamoDB, the listing of the stream, the table of the sink), and then calls the
+transition. If a call fails, the state stays, and the step is repeated after a wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
+from typing import Final
 
-from kcl_pipeline.errors import OtherTableError
-from kcl_pipeline.leases.held import Held
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import (
+    AwsError,
+    KclError,
+    LeaseLostError,
+    OtherTableError,
+    ShardSyncError,
+    UnreadableRowError,
+)
+from kcl_pipeline.events import (
+    AwsTrouble,
+    DefectFound,
+    LeaseDeleted,
+    LossReason,
+    RecordsLost,
+    ShardEnded,
+)
+from kcl_pipeline.leases.application.recorded_stream import InitialPositions, RecordedStream
+from kcl_pipeline.leases.held import Held, HeldLeases
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.store import MapCallable, serial_map
+from kcl_pipeline.leases.stored_shards import StoredShards
+from kcl_pipeline.planning.cleanup import Deletion, completed_leases
+from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
 from kcl_pipeline.position import SHARD_END, Position
+from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import ChildShard, StreamId
-from kcl_pipeline.sinks.sink import Entry
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
+from kcl_pipeline.sinks.sink import Positions
+from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.unexpected import described
+from kcl_pipeline.worker.commit import BatchCommit, ShardProgress
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.losses import Lineage, LossCheck, ParentCheck, ParentRows
+from kcl_pipeline.worker.sources import BatchSource
 
 
 class ConsumerState(StrEnum):
@@ -50,24 +86,14 @@ class ConsumerState(StrEnum):
 
 
 @dataclass(slots=True)
-class ShardConsumer:
+class ShardConsumer(ShardProgress):
     """Mutable state of one held lease. Its methods are the transitions.
 
-    Only the processing thread changes it. `stalls.StallWatch` reads single attributes on another
+    Only the processing thread changes it. `watch.StallWatch` reads single attributes on another
     thread.
 
     Attributes:
-        held: The lease.
-        stream: Its stream.
         state: See `ConsumerState`.
-        committed: Last position that the table has (inclusive). None: not started yet.
-        checkpointed: Last position in the lease row. It may be behind `committed`, because renewals
-            write the checkpoint.
-        table_id: Id of the table that this worker read. None: there was no table.
-        stored: What the table has of the shard, as this worker last read or committed it.
-        ancestors: What the table has of the ancestors, until the first commit of this shard.
-        is_refused: Whether the table refused the last batch. The row is then read again.
-        last_commit: When the last batch was committed (monotonic seconds).
         due: Earliest time of the next step, after a wait or a failure (monotonic seconds).
         failures: Number of failed steps in a row.
         children: The children of a shard that ends. If `shard_gone`: the oldest shards that follow.
@@ -84,16 +110,7 @@ class ShardConsumer:
         refused: Why the table was refused at the last step (`OtherTableError`). None: it was not.
     """
 
-    held: Held
-    stream: StreamId
     state: ConsumerState = ConsumerState.BLOCKED
-    committed: Position | None = None
-    checkpointed: Position | None = None
-    table_id: str | None = None
-    stored: StoredPosition = NOTHING_STORED
-    ancestors: dict[str, StoredPosition] = field(default_factory=dict)
-    is_refused: bool = False
-    last_commit: float = 0.0
     due: float = 0.0
     failures: int = 0
     children: tuple[ChildShard, ...] = ()
@@ -108,43 +125,9 @@ class ShardConsumer:
     refused: str | None = None
 
     @property
-    def lease_key(self) -> str:
-        """The key of the lease."""
-        return self.held.lease.lease_key
-
-    @property
     def is_behind(self) -> bool:
         """Whether there may be records that are not committed."""
-        return self.state not in (
-            ConsumerState.ENDING,
-            ConsumerState.LEAVING,
-            ConsumerState.ENDED,
-        )
-
-    @property
-    def flush_needed(self) -> bool:
-        """Whether the checkpoint in the lease row is behind the table.
-
-        A renewal may have written it since.
-        """
-        written = (self.checkpointed, self.held.lease.checkpoint)
-        return self.committed is not None and self.committed not in written
-
-    def settled_position(self) -> Position:
-        """Return the position after which reading begins (exclusive).
-
-        Raises:
-            ValueError: The shard is not started yet.
-        """
-        if self.committed is None:
-            raise ValueError(f"the lease {self.lease_key} has no position yet")
-        return self.committed
-
-    @property
-    def reached(self) -> Position | None:
-        """The committed position. None: not known yet, or no record."""
-        committed = self.committed
-        return None if committed is None or committed.is_sentinel else committed
+        return self.state not in _ALL_COMMITTED and self.state is not ConsumerState.LEAVING
 
     # -- from gaining the lease to reading
 
@@ -157,53 +140,28 @@ class ShardConsumer:
 
     def unblock(self) -> None:
         """BLOCKED → STARTING: the parents have ended."""
-        # A restart returns to STARTING: parents that have ended stay so.
+        # When each parent is at SHARD_END, or has no row and nothing left to read. Never before: a
+        # row of a child must not land before a row of its parent. A restart returns to STARTING,
+        # not to BLOCKED: parents that have ended stay so.
         self.state = ConsumerState.STARTING
-
-    @property
-    def knows_ancestor(self) -> bool:
-        """Whether the table knows an ancestor of this shard."""
-        return any(one != NOTHING_STORED for one in self.ancestors.values())
-
-    def ends_of_ancestors(self) -> list[Entry]:
-        """Return the entries that end the ancestors of a shard without a commit."""
-        return [
-            Entry(key, one, one.position, ended=True)
-            for key, one in self.ancestors.items()
-            if not one.ended
-        ]
-
-    def note_table(
-        self, table_id: str | None, stored: StoredPosition, ancestors: dict[str, StoredPosition]
-    ) -> None:
-        """Note what the table has. Nothing of it depends on the lease row."""
-        self.table_id, self.stored, self.ancestors = table_id, stored, ancestors
-
-    def settle(self, position: Position, checkpointed: Position) -> None:
-        """Set the position after which the shard is read, and the checkpoint of the row."""
-        self.committed, self.checkpointed = position, checkpointed
-        self.is_refused = False
 
     def read(self, begin: Callable[[ShardConsumer], None]) -> None:
         """STARTING → READING, after `begin` has succeeded."""
-        # Row and table were read before (`settle`). If `begin` raises, both are read again.
+        # When row and table were read, in this order, and `settle` has noted the later of their
+        # positions. No commit is made before, and none after a failed `begin`: both are read again.
         begin(self)
         self.state = ConsumerState.READING
 
     # -- a batch
 
     def note_committed(self, through: Position, stored: StoredPosition, now: float) -> None:
-        """Note a commit."""
-        self.stored = stored
-        self.ancestors = {}
-        self.committed = through
-        self.last_commit = self.moved_at = now
+        """READING → READING: the table has the records up to a position."""
+        # When the commit has landed, never before: the next renewal writes this position to the
+        # row, and what precedes it is not read again.
+        ShardProgress.note_committed(self, through, stored, now)  # super() fails with slots
+        self.moved_at = now
         self.restarted, self.error = False, None
         self.set_aside.clear()
-
-    def note_checkpointed(self) -> None:
-        """Note that the lease row has the committed position."""
-        self.checkpointed = self.committed
 
     # -- failures
 
@@ -227,7 +185,9 @@ class ShardConsumer:
 
     def restart(self, now: float, base_seconds: float) -> None:
         """→ STARTING: read again from the committed position after a batch of unknown outcome."""
-        # Not to READING: the table may have the batch, and then its position is a later one.
+        # When a batch failed, was refused, or has no known outcome, or its records do not follow
+        # the committed position. Not to READING: the table may have the batch, and then its
+        # position is a later one than the committed position here.
         self.state = ConsumerState.STARTING
         self.restarted = True
         self.back_off(now, base_seconds)
@@ -236,18 +196,655 @@ class ShardConsumer:
 
     def reach_end(self, children: tuple[ChildShard, ...], *, shard_gone: bool) -> None:
         """STARTING or READING → ENDING: all records are committed."""
-        # From STARTING if the table has the end and the row has not: its writer stopped in between.
+        # When the last record that was read before the end is in the table, not when the end was
+        # read. From STARTING if the table has the end and the row has not: its writer stopped in
+        # between.
         self.children, self.shard_gone = children, shard_gone
         self.state = ConsumerState.ENDING
 
     def end(self) -> None:
         """ENDING or STARTING → ENDED: the row is at SHARD_END."""
-        # From STARTING if a write of the end was applied and its answer was lost.
+        # When the children have rows, then the table has the end, then the row: in this order a
+        # crash leaves no shard without a lease. From STARTING if a write of the end was applied and
+        # its answer was lost.
         self.committed = self.checkpointed = SHARD_END
         self.state = ConsumerState.ENDED
 
     def leave(self, now: float) -> None:
         """→ LEAVING. Earlier failures do not delay the handoff."""
-        # The source has dropped what it read. The checkpoint is written before the transfer.
+        # When the leader has begun a handoff, between two batches. The source has dropped what it
+        # read, so nothing more is committed. The checkpoint is written before the transfer.
         self.state = ConsumerState.LEAVING
         self.failures, self.due = 0, now
+
+
+_ALL_COMMITTED: Final = frozenset({ConsumerState.ENDING, ConsumerState.ENDED})
+_WITHOUT_STEPS: Final = frozenset(
+    {ConsumerState.READING, ConsumerState.LEAVING, ConsumerState.ENDED}
+)
+ENDING_ATTEMPTS: Final = 10
+ADMISSION_RETRY_SECONDS: Final = 0.5
+CLEANING_SECONDS: Final = 60.0
+"""Time between two deletions of finished leases, as in KCL."""
+MAX_DELETIONS: Final = 10
+"""Largest number of them. The parents and children of each lease are read one by one."""
+_NOT_CHECKPOINTED: Final = "the lease is released without it, so its last batch may be read again"
+_IDENTITY: Final = "look at the identity of the application"
+
+
+class Lifecycle:
+    """Move consumers from state to state, one bounded step per call.
+
+    Only the processing thread uses it.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        leases: The leases that are held.
+        source: Reads the shards.
+        make_commit: Creates the commit of this worker; the argument returns the ancestors of a
+            shard.
+        stored: Asks the table for positions. None: the sink stores none.
+        streams: The streams of the leases.
+        check_application: Raises if the application has other streams or another sink now.
+        map: Runs reads and writes of several lease rows.
+
+    Attributes:
+        commit: Starts shards, commits batches, writes checkpoints.
+        consumers: The consumers by lease key.
+        parents: Decides when a blocked consumer may start.
+    """
+
+    def __init__(
+        self,
+        dependencies: WorkerDependencies,
+        leases: HeldLeases,
+        source: BatchSource,
+        make_commit: Callable[[Lineage], BatchCommit],
+        stored: StoredShards | None,
+        streams: LeaseStreams,
+        check_application: Callable[[], None],
+        map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
+    ) -> None:
+        self._dependencies = dependencies
+        self._leases = leases
+        self._source = source
+        self._streams = streams
+        self._check_application = check_application
+        self._admission_due = 0.0
+        self._map = map
+        initial = streams.shard_sync_of
+        self.parents = ParentCheck(dependencies, leases, initial, stored)
+        self.commit = make_commit(self.parents.ancestors_of)
+        self._losses = LossCheck(dependencies, initial, stored)
+        cleanup = dependencies.settings.shard_sync
+        self._deletes_ended = cleanup.cleanup_leases_upon_shard_completion
+        self._keep_seconds = 2 * cleanup.completed_lease_cleanup_interval_millis / 1000
+        self._ended_at: dict[str, float] = {}
+        self._next_cleaning = -math.inf
+        self._backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
+        self._stop_seconds = dependencies.settings.worker.stop_timeout_millis / 1000
+        self.consumers: dict[str, ShardConsumer] = {}
+        sink = dependencies.sink
+        self._processors = sink if isinstance(sink, ProcessorCalls) else None
+
+    def positions(self) -> dict[str, str]:
+        """Return the committed positions by lease key, without those that are not started yet."""
+        return {
+            key: str(consumer.committed)
+            for key, consumer in self.consumers.items()
+            if consumer.committed is not None
+        }
+
+    def sync_with_leases(self) -> None:
+        """Create consumers for gained leases, and remove those of lost leases.
+
+        Buffered records of a lost lease are dropped at once. If the leader has withdrawn a handoff,
+        the consumer is created again.
+
+        Raises:
+            OtherApplicationError: The application has other streams or another sink now.
+        """
+        held = {h.lease.lease_key: h for h in self._leases.held()}
+        lost: list[ShardConsumer] = []
+        without_processor: list[Held] = []
+        for key, consumer in list(self.consumers.items()):
+            is_lost = held.get(key) is not consumer.held
+            is_withdrawn = (
+                consumer.state is ConsumerState.LEAVING and not consumer.held.lease.in_handoff
+            )
+            if is_lost or is_withdrawn:
+                self._source.end(key)
+                del self.consumers[key]
+                without_processor.append(consumer.held)
+            if is_lost:
+                lost.append(consumer)
+        if self._processors is not None:
+            # After a handoff that was withdrawn, a new processor begins: to this one a shutdown
+            # was announced.
+            self._processors.lose(without_processor)
+        gained = {
+            key: one
+            for key, one in held.items()
+            if key not in self.consumers
+            and not one.lease.in_handoff
+            and self.reads_stream_of(one.lease)
+        }
+        if gained and self._admits():
+            for key, one in gained.items():
+                stream = self._streams.of(one.lease)
+                if stream is not None:
+                    state = ConsumerState.ENDED if one.lease.ended else ConsumerState.BLOCKED
+                    self.consumers[key] = ShardConsumer(one, stream, state=state)
+        self._map(self._losses.look, [c for c in lost if c.state not in _ALL_COMMITTED])
+
+    def _admits(self) -> bool:
+        """Return whether leases that were gained before this call may be read.
+
+        An operator may change the streams of an application while no worker holds a lease. A worker
+        that was paused meanwhile, or had no lease, would read its old stream for a lease of the new
+        one. So the identity record is read after each gain. A record in an unknown format was not
+        written by a change of streams. It admits leases.
+
+        Returns:
+            False: the record could not be read now. Call again.
+
+        Raises:
+            OtherApplicationError: The application has other streams or another sink now.
+        """
+        now = self._dependencies.clock.monotonic()
+        if now < self._admission_due:
+            return False
+        try:
+            self._check_application()
+        except UnreadableRowError as error:
+            self._dependencies.events(AwsTrouble(_IDENTITY, str(error)))
+        except AwsError as error:
+            self._dependencies.events(AwsTrouble(_IDENTITY, str(error)))
+            self._admission_due = now + ADMISSION_RETRY_SECONDS
+            return False
+        return True
+
+    def reads_stream_of(self, lease: Lease) -> bool:
+        """Return whether the stream of a lease is known, so that the lease can be read."""
+        return self._streams.of(lease) is not None
+
+    def waits_for_parents(self, held: Held) -> bool:
+        """Return whether the parents of a shard are not finished. Any thread may call it."""
+        consumer = self.consumers.get(held.lease_key)
+        return (
+            consumer is not None
+            and consumer.held is held
+            and consumer.state is ConsumerState.BLOCKED
+            and consumer.parents_reached is not None
+        )
+
+    def advance(self, stop: StopSignal) -> None:
+        """Run one step of every consumer that is due and needs steps, until `stop` is set.
+
+        A step that fails for any reason is repeated after a wait, and reported. `StallWatch` shows
+        its error. Finished leases that nobody deletes are deleted.
+        """
+        self._delete_ended(stop)
+        now = self._dependencies.clock.monotonic()
+        due = [
+            c
+            for c in self.consumers.values()
+            if c.state not in _WITHOUT_STEPS and c.due <= now and not self._is_called(c.held)
+        ]
+        if not due:
+            return
+        blocked = [c for c in due if c.state is ConsumerState.BLOCKED]
+        self.parents.begin_pass()
+        parents = dict(
+            zip(
+                (c.lease_key for c in blocked),
+                self._map(self._look_at_parents, blocked),
+                strict=True,
+            )
+        )
+        seen = self.commit.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        for consumer in blocked:
+            if stop.is_set():
+                return
+            rows = parents[consumer.lease_key]
+            self._attempt(consumer, partial(self._unblock, rows=rows, stored=seen))
+        if stop.is_set():
+            return
+        starting = [c for c in due if c.state is ConsumerState.STARTING and c.due <= now]
+        started = self.commit.start(starting, seen) if starting else {}
+        if self._processors is not None:
+            started = self._with_processors(self._processors, starting, started)
+        for consumer in due:
+            if stop.is_set():
+                return
+            if consumer.lease_key in started:
+                outcome = started[consumer.lease_key]
+                self._attempt(consumer, partial(self._begin, outcome=outcome))
+            elif consumer.state is ConsumerState.ENDING:
+                self._attempt(consumer, self._lose if consumer.shard_gone else self._end)
+
+    def _with_processors(
+        self,
+        processors: ProcessorCalls,
+        starting: Sequence[ShardConsumer],
+        started: Mapping[str, Position | Exception],
+    ) -> dict[str, Position | Exception]:
+        """Initialize the processors of shards that will be read; leave out those that still run."""
+        reading = [
+            (c.held, c.stream.name)
+            for c in starting
+            if isinstance(position := started[c.lease_key], Position) and not position.is_shard_end
+        ]
+        begun = processors.begin(reading)
+        running = {held.lease_key for held, _ in reading} - begun.keys()
+        errors = {key: error for key, error in begun.items() if error is not None}
+        return {key: one for key, one in {**started, **errors}.items() if key not in running}
+
+    def _is_called(self, held: Held) -> bool:
+        """Return whether a call of the record processor of a shard has not returned."""
+        return self._processors is not None and self._processors.is_busy(held.lease_key)
+
+    def _attempt(self, consumer: ShardConsumer, step: Callable[[ShardConsumer], None]) -> None:
+        now = self._dependencies.clock.monotonic()
+        try:
+            step(consumer)
+            consumer.step_succeeded()
+        except LeaseLostError as error:
+            self._leases.drop(consumer.held, str(error))
+        except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
+            what = f"{consumer.state} {consumer.lease_key}"
+            kind = AwsTrouble if isinstance(error, KclError) else DefectFound
+            self._dependencies.events(kind(what, described(error, what)))
+            consumer.step_failed(error, now, self._backoff_seconds)
+            if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
+                # The reported children may have been wrong. Reading again reports them anew.
+                self.restart(consumer)
+
+    def _unblock(
+        self,
+        consumer: ShardConsumer,
+        *,
+        rows: ParentRows | AwsError,
+        stored: Mapping[str, Positions],
+    ) -> None:
+        if isinstance(rows, AwsError):
+            raise rows
+        now = self._dependencies.clock.monotonic()
+        consumer.note_parents(rows.reached, now)
+        if self.parents.may_start(consumer, rows, stored.get(consumer.lease_key)):
+            consumer.unblock()
+        else:
+            poll_millis = self._dependencies.settings.worker.parent_shard_poll_interval_millis
+            consumer.due = now + poll_millis / 1000
+
+    def _begin(self, consumer: ShardConsumer, *, outcome: Position | Exception) -> None:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if outcome.is_shard_end and consumer.held.lease.ended:
+            # A write of the end whose answer was lost turned out to have been applied.
+            consumer.end()
+        elif outcome.is_shard_end:
+            # The table has all of it. The rows of its children may have been deleted since.
+            consumer.reach_end(self.parents.children_of(consumer), shard_gone=False)
+        else:
+            consumer.read(self._source.begin)
+
+    def _look_at_parents(self, consumer: ShardConsumer) -> ParentRows | AwsError:
+        """Return the parents' rows or the error, so that one error does not delay other shards."""
+        try:
+            return self.parents.look(consumer)
+        except AwsError as error:
+            return error
+
+    def restart(self, consumer: ShardConsumer) -> None:
+        """Start the shard again, after a batch that failed or has no known outcome."""
+        self._source.end(consumer.lease_key)
+        consumer.restart(self._dependencies.clock.monotonic(), self._backoff_seconds)
+
+    def _end(self, consumer: ShardConsumer) -> None:
+        """Create the children's leases, then write SHARD_END (protocol §6.7).
+
+        In this order a crash between the two leaves no shard without a lease.
+        """
+        lease = consumer.held.lease
+        if consumer.children:
+            self._await_keys(lease, consumer.children)
+            if any(
+                self._dependencies.lease_table.get(lease.key_of_sibling(c.shard_id)) is None
+                for c in consumer.children
+            ):
+                self._create_children(consumer)
+            else:
+                self._dependencies.lease_table.set_child_shard_ids(
+                    lease.lease_key, [c.shard_id for c in consumer.children]
+                )
+        if not self.commit.end(consumer):
+            consumer.is_refused = True
+            self.restart(consumer)
+            return
+        if not self._is_processor_done(consumer.held):
+            return
+        self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
+        consumer.end()
+        self._source.end(lease.lease_key)
+        self._dependencies.events(
+            ShardEnded(
+                self._dependencies.worker_id,
+                lease.lease_key,
+                tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
+            )
+        )
+
+    def _is_processor_done(self, held: Held) -> bool:
+        """Call `shard_ended` of the processor, if there is one; return whether it has returned."""
+        return self._processors is None or self._processors.end(held)
+
+    def _await_keys(self, lease: Lease, children: Sequence[ChildShard]) -> None:
+        """Wait until no row of a former stream has the key of a child.
+
+        Otherwise the child would get no lease. Only a single stream that was created again has
+        lease keys of a former stream. The leader deletes its rows.
+
+        Raises:
+            ShardSyncError: There is such a row. Try again later.
+        """
+        if lease.recreated_millis is None:
+            return
+        for child in children:
+            row = self._dependencies.lease_table.get(lease.key_of_sibling(child.shard_id))
+            if row is not None and row.recreated_millis != lease.recreated_millis:
+                raise ShardSyncError(
+                    f"{row.lease_key} is still the key of a lease of the former stream; the leader "
+                    f"deletes that, then the child of {lease.lease_key} gets it"
+                )
+
+    def _create_children(self, consumer: ShardConsumer) -> None:
+        """Create the children's leases, unless their stream was begun behind the only child.
+
+        Then the other parent of this merge and the child never get a lease.
+        """
+        lease = consumer.held.lease
+        parents = {parent for child in consumer.children for parent in child.parents}
+        existing = frozenset(
+            p
+            for p in parents
+            if p == lease.shard_id
+            or self._dependencies.lease_table.get(lease.key_of_sibling(p)) is not None
+        )
+        try:
+            successors = child_leases(lease, consumer.children, existing=existing)
+        except ShardSyncError:
+            if not self.parents.is_passed_over(consumer, consumer.children[0].shard_id):
+                raise
+            return
+        self._leases.create_successors(
+            consumer.held, with_read_up_to(successors, self._read_up_to(consumer))
+        )
+
+    def _read_up_to(self, consumer: ShardConsumer) -> int | None:
+        """Return a time that all records of a shard that has ended arrived by, if it is known."""
+        reading = self._source.state_of(consumer.lease_key)
+        known = (
+            consumer.held.read_up_to_millis,
+            None if reading is None else reading.read_up_to_millis,
+        )
+        return max((millis for millis in known if millis is not None), default=None)
+
+    def _lose(self, consumer: ShardConsumer) -> None:
+        """Report a shard that its stream does not list any more, and delete its row.
+
+        Leases of the shards that follow are created. SHARD_END is not written, because it would
+        claim that all records of the shard are in the table.
+        """
+        lease = consumer.held.lease
+        if not consumer.loss_reported:
+            self._dependencies.events(
+                RecordsLost(
+                    self._dependencies.worker_id,
+                    lease.lease_key,
+                    LossReason.SHARD_NOT_LISTED,
+                    after=consumer.committed,
+                    stream=consumer.stream.name,
+                )
+            )
+            consumer.loss_reported = True
+        self._await_keys(lease, consumer.children)
+        if following := leases_after_loss(lease, consumer.children):
+            self._leases.create_successors(consumer.held, following)
+        self._leases.delete(consumer.held)
+        self._source.end(lease.lease_key)
+        del self.consumers[lease.lease_key]
+        if self._processors is not None:
+            self._processors.lose([consumer.held])
+
+    def hand_over(self) -> int:
+        """Complete the handoffs that the leader has begun; return how many leases left.
+
+        The processing thread is between batches here. A consumer is kept until its lease has left.
+        If its checkpoint cannot be written, a later call writes it before the transfer.
+        """
+        now = self._dependencies.clock.monotonic()
+        leaving: list[tuple[Held, ShardConsumer | None]] = []
+        for held in self._leases.handoffs():
+            consumer = self.consumers.get(held.lease_key)
+            if consumer is not None and consumer.state is not ConsumerState.LEAVING:
+                self._source.end(held.lease_key)
+                consumer.leave(now)
+            if consumer is None or consumer.due <= now:
+                leaving.append((held, consumer))
+        if self._processors is not None:
+            self._processors.leave([held for held, _ in leaving])
+            leaving = [(held, consumer) for held, consumer in leaving if not self._is_called(held)]
+        return sum(self._map(self._hand_over, leaving))
+
+    def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:
+        held, consumer = leaving
+        try:
+            if consumer is not None and consumer.held is held:
+                self.commit.checkpoint(consumer)
+            return self._leases.complete_handoff(held)
+        except LeaseLostError as error:
+            self._leases.drop(held, str(error))
+        except AwsError as error:
+            self._dependencies.events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
+            if consumer is not None:
+                consumer.step_failed(
+                    error, self._dependencies.clock.monotonic(), self._backoff_seconds
+                )
+        return False
+
+    def flush(self) -> None:
+        """Write the checkpoints that are due (`BatchCommit.flush_due`)."""
+        now = self._dependencies.clock.monotonic()
+        waiting = [
+            c
+            for c in self.consumers.values()
+            if c.flush_needed
+            and c.state is not ConsumerState.LEAVING
+            and self.commit.flush_due(c, now)
+            and c.due <= now
+        ]
+        list(self._map(self._flush, waiting))
+
+    def _flush(self, consumer: ShardConsumer) -> None:
+        try:
+            self.commit.checkpoint(consumer)
+        except LeaseLostError as error:
+            self._leases.drop(consumer.held, str(error))
+        except AwsError as error:
+            self._dependencies.events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
+            consumer.back_off(self._dependencies.clock.monotonic(), self._backoff_seconds)
+
+    def release_all(
+        self,
+        *,
+        last: bool = True,
+        map: MapCallable = serial_map,  # noqa: A002
+    ) -> None:
+        """Write checkpoints and release all leases through `map`, at the end of a worker.
+
+        A lease whose checkpoint could not be written is kept for the next call. The `last` call
+        releases it without the checkpoint. Then a Java worker, or a function as the sink, gets the
+        last batch again.
+        """
+        for key in self.consumers:
+            self._source.end(key)
+        released = [consumer.held for consumer in self.consumers.values()]
+        if self._processors is not None:
+            self._processors.leave(released, self._stop_seconds)
+        list(map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
+        kept = {
+            key: consumer
+            for key, consumer in self.consumers.items()
+            if consumer.flush_needed and self._leases.get(key) is consumer.held
+        }
+        self.consumers.clear()
+        if last:
+            for key in kept:
+                self._dependencies.events(
+                    AwsTrouble(f"last checkpoint of {key}", _NOT_CHECKPOINTED)
+                )
+        else:
+            self.consumers.update(kept)
+        list(
+            map(
+                self._release, [h for h in self._leases.held() if h.lease_key not in self.consumers]
+            )
+        )
+        if self._processors is not None:
+            self._processors.lose(released, self._stop_seconds)
+
+    def _release(self, held: Held) -> None:
+        try:
+            if self._dependencies.settings.lease.release_leases_on_shutdown:
+                self._leases.release(held)
+            else:
+                self._leases.drop(held, "the worker stopped")
+        except (AwsError, LeaseLostError) as error:
+            self._dependencies.events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))
+
+    # -- finished leases that no leader deletes
+
+    def _delete_ended(self, stop: StopSignal) -> None:
+        """Delete finished leases that no leader deletes, at most once a minute, until `stop`.
+
+        A leader of this package deletes them. A Java leader does not: each Java worker deletes the
+        leases of the shards that it has finished itself (protocol §8.1). This worker waits twice as
+        long as the leader of this package, so that it acts only where nobody else does. A lease
+        that could not be deleted is tried again at the end of the queue.
+        """
+        now = self._dependencies.clock.monotonic()
+        if not self._deletes_ended or now < self._next_cleaning:
+            return
+        self._next_cleaning = now + CLEANING_SECONDS
+        ended = {k: c for k, c in self.consumers.items() if c.state is ConsumerState.ENDED}
+        self._ended_at = {key: self._ended_at.get(key, now) for key in ended}
+        due = sorted(k for k, at in self._ended_at.items() if now - at >= self._keep_seconds)
+        for key in sorted(due, key=self._ended_at.__getitem__)[:MAX_DELETIONS]:
+            if stop.is_set():
+                return
+            if self._is_deleted(ended[key]):
+                del self.consumers[key]
+            self._ended_at[key] = now - self._keep_seconds
+
+    def _is_deleted(self, consumer: ShardConsumer) -> bool:
+        try:
+            deletion = self._deletion(consumer.held.lease)
+            if deletion is None:
+                return False
+            self._leases.delete(consumer.held)
+        except LeaseLostError as error:
+            self._leases.drop(consumer.held, str(error))
+            return False
+        except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
+            what = f"deletion of {consumer.lease_key}"
+            self._dependencies.events(AwsTrouble(what, described(error, what)))
+            return False
+        self._dependencies.events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
+        return True
+
+    def _deletion(self, lease: Lease) -> Deletion | None:
+        row = self._dependencies.lease_table.get(lease.lease_key)
+        if row is None:
+            return None  # the next renewal finds out
+        family = [row]
+        for shard_id in (*row.parent_shard_ids, *row.child_shard_ids):
+            other = self._dependencies.lease_table.get(row.key_of_sibling(shard_id))
+            family += [] if other is None else [other]
+        completed = completed_leases(family, {row.lease_key: math.inf}, self._keep_seconds)
+        return completed[0] if completed else None
+
+
+class LeaseStreams:
+    """Find the stream of a lease, also of a stream that the settings of this worker do not name.
+
+    Its ARN names its positions in a table. It follows from that of any other recorded stream.
+
+    All workers of an application read all of its leases, as with KCL's default stream
+    configuration. No call is needed: a multi-stream lease key has account, name and creation epoch
+    (protocol §1.3), and all streams are in one region.
+
+    Attributes:
+        shard_sync_of: Returns the initial position of a stream (`InitialPositions.of`).
+    """
+
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self._known: dict[str | None, StreamId] = {}
+        self._arns: frozenset[str] = frozenset()
+        self._positions = InitialPositions(settings)
+        self.shard_sync_of = self._positions.of
+
+    def open(self, streams: Iterable[StreamId]) -> None:
+        """Set the streams that were found at the start of the worker."""
+        self._known = {
+            None if one.creation_epoch is None else one.serialized: one for one in streams
+        }
+        self.note_record(())
+
+    def note_record(self, streams: Iterable[RecordedStream]) -> None:
+        """Note the recorded streams, also those that are missing or new.
+
+        Their names decide whether the name of a stream is unique (`StreamId.label`).
+        """
+        recorded = tuple(streams)
+        opened = (one.arn for one in self._known.values() if one.arn is not None)
+        self._arns = self._arns.union(opened, (one.arn for one in recorded))
+        self._positions.note_record(recorded)
+
+    def opened(self) -> tuple[StreamId, ...]:
+        """Return the streams that were found at the start of the worker."""
+        return tuple(self._labelled(stream) for stream in self._known.values())
+
+    def of(self, lease: Lease) -> StreamId | None:
+        """Return the stream of a lease; None if it has the other form, or is of a former stream."""
+        if lease.stream is None:
+            return self._renewed(lease.recreated_millis)
+        if None in self._known:
+            return None
+        return self._labelled(self._known.get(lease.stream) or self._parsed(lease.stream))
+
+    def _renewed(self, recreated_millis: int | None) -> StreamId | None:
+        """Return the single stream, also if it was created again after the start of the worker."""
+        known = self._known.get(None)
+        if known is None or known.recreated_millis == recreated_millis:
+            return known
+        if (recreated_millis or 0) < (known.recreated_millis or 0):
+            return None
+        return replace(known, created_millis=recreated_millis, recreated_millis=recreated_millis)
+
+    def _parsed(self, serialized: str) -> StreamId:
+        stream = StreamId.parse(serialized)
+        arn = min(self._arns, default=None)  # with its region
+        if arn is None or stream.account is None:
+            return stream
+        arn = ":".join([*arn.split(":")[:4], stream.account, f"stream/{stream.name}"])
+        return replace(stream, arn=arn)
+
+    def _labelled(self, stream: StreamId) -> StreamId:
+        """Return the stream with its ARN as label if another account has a stream of this name."""
+        if stream.account is None or stream.arn is None:
+            return stream
+        is_shared = any(
+            arn != stream.arn and arn.rpartition("/")[2] == stream.name for arn in self._arns
+        )
+        return replace(stream, label=stream.arn) if is_shared else stream

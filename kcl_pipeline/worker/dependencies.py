@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kcl_pipeline.background import Spawn, spawn_thread
 from kcl_pipeline.batch import BatchWriter
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams.selection import SelectStreams
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application.recorded_stream import unnamed_labels
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.provider import MetricProvider
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Sink
-from kcl_pipeline.worker.starting import OpenedApplication
-from kcl_pipeline.worker.summary import WorkerProgress
 
 Mode = Literal["continuous", "drain"]
-ProgressCallback = Callable[[WorkerProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedApplication:
+    """An application whose tables are usable and belong to it.
+
+    Attributes:
+        streams: The streams of the settings that can be used now.
+        identity: The identity that a worker records at its start.
+        unavailable: Errors of the other streams of the settings.
+        pause: The pause of the application, when it was opened. None: it was not paused.
+    """
+
+    streams: tuple[StreamId, ...]
+    identity: ApplicationIdentity
+    unavailable: Mapping[str, AwsError] = field(default_factory=dict)
+    pause: Pause | None = None
+
+    def unnamed(self, recorded: ApplicationIdentity) -> tuple[str, ...]:
+        """Return the recorded streams that the settings do not name."""
+        arns = (stream.arn or stream.name for stream in self.streams)
+        return unnamed_labels(recorded.streams, (*arns, *self.unavailable))
 
 
 @dataclass(frozen=True, slots=True)

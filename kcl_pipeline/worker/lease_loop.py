@@ -21,13 +21,11 @@ from kcl_pipeline.events import (
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.monitoring.hangs import HangWatch
-from kcl_pipeline.worker.monitoring.lag import Lag
-from kcl_pipeline.worker.monitoring.stalls import StallWatch
-from kcl_pipeline.worker.monitoring.usefulness import UselessWatch
 from kcl_pipeline.worker.retry import attempt
-from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker.status import Lag
 from kcl_pipeline.worker.threads import InFlight
+from kcl_pipeline.worker.watch import HangWatch, StallWatch, UselessWatch
 
 FIRST_DISCOVERY_SECONDS: Final = 1.0
 CHANGING_DISCOVERY_SECONDS: Final = 0.5

@@ -37,30 +37,34 @@ from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CheckedSink
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit import BatchCommit
-from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
-from kcl_pipeline.worker.failures.pauses import ShardPause, reason_sentence
+from kcl_pipeline.worker.consumer import LeaseStreams, Lifecycle
+from kcl_pipeline.worker.dependencies import (
+    Mode,
+    OpenedApplication,
+    WorkerDependencies,
+)
+from kcl_pipeline.worker.failures import ShardPause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.lease_loop import LeaseLoop
-from kcl_pipeline.worker.monitoring.activity import Activity, WatchedWriter
-from kcl_pipeline.worker.monitoring.hangs import HangWatch
-from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
-from kcl_pipeline.worker.monitoring.stalls import StallWatch
-from kcl_pipeline.worker.monitoring.stats import WorkerStats
-from kcl_pipeline.worker.monitoring.status import worker_status
-from kcl_pipeline.worker.monitoring.usefulness import UselessWatch
-from kcl_pipeline.worker.recording import (
+from kcl_pipeline.worker.losses import Lineage, RetentionLosses
+from kcl_pipeline.worker.ranges import RangeSource
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
+from kcl_pipeline.worker.sources import BatchSource, BufferedSource
+from kcl_pipeline.worker.start import (
+    DeletedTables,
+    open_application,
     record_application,
     record_missing_streams,
 )
-from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
-from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.shards.parents import Lineage
-from kcl_pipeline.worker.shards.retention import RetentionLosses
-from kcl_pipeline.worker.shards.streams import LeaseStreams
-from kcl_pipeline.worker.sources.batch_source import BatchSource
-from kcl_pipeline.worker.sources.buffered import BufferedSource
-from kcl_pipeline.worker.sources.ranges import RangeSource
-from kcl_pipeline.worker.starting import OpenedApplication, open_application
+from kcl_pipeline.worker.status import (
+    Lag,
+    LagTracker,
+    StopReason,
+    WorkerProgress,
+    WorkerStats,
+    WorkerSummary,
+    worker_status,
+)
 from kcl_pipeline.worker.stopping.drain import DrainWatch
 from kcl_pipeline.worker.stopping.leaving import (
     LAST_SECONDS,
@@ -69,9 +73,8 @@ from kcl_pipeline.worker.stopping.leaving import (
     Leaving,
 )
 from kcl_pipeline.worker.stopping.processing import Processing
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from kcl_pipeline.worker.tables import DeletedTables
 from kcl_pipeline.worker.threads import CurrentStop, Pools
+from kcl_pipeline.worker.watch import Activity, HangWatch, StallWatch, UselessWatch, WatchedWriter
 
 JOIN_SECONDS: Final = 0.5
 """How long a stop waits for threads that may hang in a call."""
@@ -310,7 +313,7 @@ class Worker:
         stop: StopSignal,
         *,
         mode: Mode = "continuous",
-        on_progress: ProgressCallback | None = None,
+        on_progress: Callable[[WorkerProgress], None] | None = None,
         progress_seconds: float = 60.0,
     ) -> WorkerSummary:
         """Process batches until a stop, a drain request, or the end of a drain.
@@ -354,7 +357,7 @@ class Worker:
         self,
         background: Background,
         drain: DrainWatch | None,
-        on_progress: ProgressCallback | None,
+        on_progress: Callable[[WorkerProgress], None] | None,
         progress_seconds: float,
     ) -> StopReason:
         while True:

@@ -22,7 +22,7 @@ from kcl_pipeline.control.replay.request import ReplayRequest
 from kcl_pipeline.control.replay.run import Replaying
 from kcl_pipeline.errors import NotFoundError, SettingsError
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.worker.summary import StopReason
+from kcl_pipeline.worker.status import StopReason
 from tests.support.local_aws import fresh_name
 from tests.support.replay_world import FAST, ReplayWorld, only_data
 

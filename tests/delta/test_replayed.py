@@ -15,7 +15,7 @@ from kcl_pipeline.delta.dead_letters.replayed import (
     mark_replayed,
 )
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.worker.failures.failed_records import DEAD_LETTER_SCHEMA
+from kcl_pipeline.worker.failures import DEAD_LETTER_SCHEMA
 from tests.support.delta_tables import dead_letter_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

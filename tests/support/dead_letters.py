@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from kcl_pipeline.worker.failures.failed_records import DEAD_LETTER_SCHEMA
+from kcl_pipeline.worker.failures import DEAD_LETTER_SCHEMA
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 BASE = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898

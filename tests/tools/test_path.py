@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.worker.batches import without
-from kcl_pipeline.worker.sources.buffered import cut
+from kcl_pipeline.worker.failures import without
+from kcl_pipeline.worker.sources import cut
 from tools.path import Recorder, kind_of, result, text
 
 
@@ -33,7 +33,7 @@ def split_a_batch():
 
 def test_a_value_that_has_the_records_carries_the_batch():
     found = recorded(split_a_batch, "processing")
-    assert found["threads"]["processing"] == ["position", "worker/batches"]
+    assert found["threads"]["processing"] == ["position", "worker/failures"]
     assert found["worker_and_leases_when_processing"] == 1
     assert "kcl_pipeline.batch.Batch" in found["classes"]
     assert "kcl_pipeline.position.Position" not in found["classes"]
@@ -41,7 +41,7 @@ def test_a_value_that_has_the_records_carries_the_batch():
 
 def test_the_threads_of_the_leader_do_not_count():
     found = recorded(lambda: cut("b-1", [], {}), "leader-sync")
-    assert found["threads"] == {"leader-sync": ["worker/sources/buffered"]}
+    assert found["threads"] == {"leader-sync": ["worker/sources"]}
     assert found["modules"] == 0
     assert "0 modules without the leader" in text(found)
 

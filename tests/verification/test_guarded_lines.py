@@ -123,7 +123,7 @@ def test_a_pause_in_a_scan_is_not_taken_for_the_silence_of_workers():
 @pytest.fixture
 def consumer():
     held = SimpleNamespace(lease=Lease(KEY, Position("1"), owner="w1"), lease_key=KEY)
-    found = ShardConsumer(held, StreamId("s"), ConsumerState.READING)
+    found = ShardConsumer(held, StreamId("s"), state=ConsumerState.READING)
     found.committed, found.checkpointed = Position("5"), Position("1")
     return found
 

@@ -25,7 +25,7 @@ from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.shards.parents import ParentCheck
+from kcl_pipeline.worker.losses import ParentCheck
 from verification.interleavings.explorer import Violation
 from verification.interleavings.lineage import LineageScenario
 from verification.interleavings.scenarios import explored, main, scenarios

@@ -14,9 +14,9 @@ from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.batches import records_of, without
-from kcl_pipeline.worker.shards.streams import LeaseStreams
-from kcl_pipeline.worker.sources.buffered import cut
+from kcl_pipeline.worker.consumer import LeaseStreams
+from kcl_pipeline.worker.failures import records_of, without
+from kcl_pipeline.worker.sources import cut
 
 SETTINGS = ConsumerSettings(application_name="app", streams=("orders", "clicks"))
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

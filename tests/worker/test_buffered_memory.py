@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
-from kcl_pipeline.worker.sources.buffered import BufferedSource
+from kcl_pipeline.worker.sources import BufferedSource
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld
 
 LIMIT = 64 * MIB

@@ -10,7 +10,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
-from kcl_pipeline.worker.monitoring import stacks
+from kcl_pipeline.worker import watch
 from tests.support.worker_world import World, numbered
 
 ZERO = "shardId-000000000000"
@@ -117,7 +117,7 @@ def test_the_event_has_the_stacks_without_variables_and_records(hanging):
     assert SECRET not in told.stacks
     assert "password" not in told.stacks, "no source lines"
     assert "r0000" not in told.stacks
-    assert len(told.stacks) <= stacks.MAX_CHARACTERS
+    assert len(told.stacks) <= watch.MAX_CHARACTERS
 
 
 def test_it_is_repeated_at_a_bounded_rate_and_ends_with_the_step(hanging):
@@ -225,13 +225,13 @@ def test_a_stop_before_the_report_is_refused():
 
 def test_stacks_are_bounded(monkeypatch):
     def deep(depth):
-        return deep(depth - 1) if depth else stacks.thread_stacks(threading.get_ident())
+        return deep(depth - 1) if depth else watch.thread_stacks(threading.get_ident())
 
     text = deep(200)
     # Two calls of the limit are `thread_stacks` and what it calls.
     calls = [line for line in text.splitlines() if line.endswith(" deep")]
-    assert len(calls) == stacks.MAX_FRAMES - 2
-    monkeypatch.setattr(stacks, "MAX_CHARACTERS", 500)
+    assert len(calls) == watch.MAX_FRAMES - 2
+    monkeypatch.setattr(watch, "MAX_CHARACTERS", 500)
     text = deep(200)
     assert len(text) == 500
     assert text.endswith("... (cut)")
@@ -241,14 +241,14 @@ def test_stacks_without_a_place_for_a_file_say_why(monkeypatch):
     def fail():
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(stacks.tempfile, "TemporaryFile", fail)
-    text = stacks.thread_stacks(threading.get_ident())
+    monkeypatch.setattr(watch.tempfile, "TemporaryFile", fail)
+    text = watch.thread_stacks(threading.get_ident())
     assert text == "(the calls of the threads are not known: [Errno 28] no space left)"
 
 
 CHANGING_STACKS = """
 import sys, threading, time
-from kcl_pipeline.worker.monitoring.stacks import thread_stacks
+from kcl_pipeline.worker.watch import thread_stacks
 
 def numbers(depth):
     if depth:

@@ -10,7 +10,7 @@ from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import SinkFault
 from kcl_pipeline.worker import batch_runner, commit
-from kcl_pipeline.worker.monitoring.lag import UNKNOWN_SECONDS, LagTracker
+from kcl_pipeline.worker.status import UNKNOWN_SECONDS, LagTracker
 from tests.support.worker_world import World, numbered
 
 

@@ -9,8 +9,8 @@ from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.worker.consumer import ConsumerState
-from kcl_pipeline.worker.failures.pauses import ShardPause
-from kcl_pipeline.worker.shards.parents import ParentCheck
+from kcl_pipeline.worker.failures import ShardPause
+from kcl_pipeline.worker.losses import ParentCheck
 from kcl_pipeline.worker.stopping.drain import LOOK_SECONDS, DrainWatch
 
 WHOLE = HashKeyRange(0, 2**128 - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcl_pipeline.worker.monitoring.stats import RECENT_SECONDS, RecentBatches
+from kcl_pipeline.worker.status import RECENT_SECONDS, RecentBatches
 from tests.support.dagster_fakes import ManualClock
 
 

@@ -13,8 +13,8 @@ from kcl_pipeline.planning.shard_sync import with_times_of_parents
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.worker.shards.retention import RetentionLosses
-from kcl_pipeline.worker.summary import StopReason
+from kcl_pipeline.worker.losses import RetentionLosses
+from kcl_pipeline.worker.status import StopReason
 from tests.support.worker_world import World, numbered
 
 ZERO = "shardId-000000000000"

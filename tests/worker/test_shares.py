@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.worker.sources.shares import shares
+from kcl_pipeline.worker.ranges import shares
 
 WANTED = st.lists(st.none() | st.integers(0, 1000), min_size=1, max_size=70)
 

@@ -18,15 +18,16 @@ from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
 from kcl_pipeline.worker.batch_runner import WriteSteps
-from kcl_pipeline.worker.failures.failed_records import (
+from kcl_pipeline.worker.failures import (
     DEAD_LETTER_SCHEMA,
     JUDGED_RECORDS,
     FailureLimits,
+    IsolationStoppedError,
+    SplitBatch,
     dead_letters,
     rejected_records,
 )
-from kcl_pipeline.worker.failures.isolation import IsolationStoppedError, SplitBatch
-from kcl_pipeline.worker.sources.batch_source import SourcedBatch
+from kcl_pipeline.worker.sources import SourcedBatch
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GOOD, BAD = b"ok", b"bad"

@@ -26,7 +26,7 @@ from kcl_pipeline.worker.retry import (
     StoppedWhileRetryingError,
     retry_transient,
 )
-from kcl_pipeline.worker.summary import StopReason
+from kcl_pipeline.worker.status import StopReason
 from tests.support.worker_world import World
 
 

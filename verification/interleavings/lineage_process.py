@@ -21,14 +21,12 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit import BatchCommit
-from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.commit import BatchCommit, ShardProgress
+from kcl_pipeline.worker.consumer import ConsumerState, LeaseStreams, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.monitoring.activity import Activity
-from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
-from kcl_pipeline.worker.shards.streams import LeaseStreams
-from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.losses import ParentCheck, ParentRows
+from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker.watch import Activity
 from verification.interleavings.ranges import number_of
 from verification.interleavings.stepping import SteppedSink, stepped_view
 from verification.interleavings.world import STREAM
@@ -84,7 +82,7 @@ class NoSource:
 class BlindParentCheck(ParentCheck):
     """A parent check that knows only the rows of a shard, as with a function as the sink."""
 
-    def may_start(self, consumer: ShardConsumer, rows: ParentRows, seen: Positions | None) -> bool:
+    def may_start(self, consumer: ShardProgress, rows: ParentRows, seen: Positions | None) -> bool:
         """See `ParentCheck`."""
         unseen = None if seen is None else Positions(seen.table_id)
         return super().may_start(consumer, rows, unseen)

@@ -55,10 +55,14 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, FileKeepingSink, Positions, Sink
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.worker.batch_runner import WriteSteps
-from kcl_pipeline.worker.failures.failed_records import FailureLimits, dead_letters
-from kcl_pipeline.worker.failures.isolation import IsolationStoppedError, SplitBatch
+from kcl_pipeline.worker.failures import (
+    FailureLimits,
+    IsolationStoppedError,
+    SplitBatch,
+    dead_letters,
+)
 from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
-from kcl_pipeline.worker.sources.batch_source import SourcedBatch
+from kcl_pipeline.worker.sources import SourcedBatch
 
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients

@@ -25,7 +25,7 @@ from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.text import printable
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress
+from kcl_pipeline.worker.status import StopReason, WorkerProgress
 
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcl_pipeline.leases.attributes import MAX_MILLIS
 from kcl_pipeline.text import counted
-from kcl_pipeline.worker.summary import StopReason
+from kcl_pipeline.worker.status import StopReason
 
 if TYPE_CHECKING:
     from kcl_pipeline.control.replay.letters import LettersPlan, LettersReplayed

@@ -16,7 +16,7 @@ from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.leading.standby import StandbyLeader
 from kcl_pipeline.worker.retry import attempt
-from kcl_pipeline.worker.tables import DeletedTables
+from kcl_pipeline.worker.start import DeletedTables
 
 
 class Coordination:

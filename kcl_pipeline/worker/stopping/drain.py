@@ -54,12 +54,11 @@ from kcl_pipeline.planning.coverage import find_hole
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.text import counted
-from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.pauses import ShardPause
-from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.sources.batch_source import BatchSource
-from kcl_pipeline.worker.summary import owners_text
+from kcl_pipeline.worker.failures import ShardPause
+from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker.status import owners_text
 
 LOOK_SECONDS: Final = 1.0
 DESCRIBE_SECONDS: Final = 5.0

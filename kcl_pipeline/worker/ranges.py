@@ -1,10 +1,13 @@
-"""Build batches with executor fetches: this process chooses shards, positions and limits."""
+"""Build batches with executor fetches: this process chooses shards, positions and limits.
+
+A batch is divided among shards: those that are behind get what those at their tip do not need.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,10 +32,45 @@ from kcl_pipeline.kinesis.reader import Resume
 from kcl_pipeline.kinesis.retrieval import Retrieval, created_millis
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.commit import ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.sources.batch_source import SourcedBatch
-from kcl_pipeline.worker.sources.shares import FetchLimit, shares
+from kcl_pipeline.worker.sources import SourcedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimit:
+    """What a shard at its tip may bring: twice its last fetch.
+
+    Attributes:
+        records: Number of records.
+        bytes: Number of bytes.
+    """
+
+    records: int
+    bytes: int
+
+
+def shares(total: int, limits: Sequence[int | None]) -> list[int]:
+    """Return the share of each shard, at least 1.
+
+    If a shard wants as much as possible, the others get what they want: at least a quarter of an
+    even share, so that a shard can bring more than before, and at most an even share. The shards
+    that want as much as possible divide the rest evenly, so each gets an even share or more.
+    Otherwise all shares are even.
+
+    Args:
+        total: Records or bytes of the batch.
+        limits: What each shard wants. None: as much as possible.
+    """
+    if not limits:
+        return []
+    even = total // len(limits)
+    modest = [min(max(one, even // 4), even) for one in limits if one is not None]
+    others = len(limits) - len(modest)
+    rest = (total - sum(modest)) // others if others else even
+    limited = iter(modest if others else [even] * len(limits))
+    return [max(rest if one is None else next(limited), 1) for one in limits]
+
 
 _UNKNOWN_BYTES: Final = 1024 * 1024
 _MIN_WAIT_SECONDS: Final = 0.001
@@ -91,7 +129,7 @@ class RangeSource:
         self._began = dependencies.clock.monotonic()
         self._batch_at = -math.inf
 
-    def begin(self, consumer: ShardConsumer) -> None:
+    def begin(self, consumer: ShardProgress) -> None:
         """See `BatchSource`.
 
         Raises:

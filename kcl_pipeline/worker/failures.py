@@ -1,4 +1,4 @@
-"""Isolate the records of a batch that fail: which are written, set aside, or wait with their shard.
+"""Records that fail: find them, limit their number, set them aside, and pause their shard.
 
 A record fails if the transform refuses it, or if the table cannot hold what it becomes
 (`BatchWriter.probe` reports both). There are two ways to find these records:
@@ -13,24 +13,278 @@ The budget of a search is the number of records that may fail (`FailureLimits`):
 fails has at least one, and a shard with more of them pauses. A broken transform fails on most
 records, and a test of each of them would take hours, so a sample is tested first.
 
-Shards without failing records are written and committed before the search begins.
+Shards without failing records are written and committed before the search begins. A shard also
+pauses if the table is not the one of its checkpoint (`OtherTableError`).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Final
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
+from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
-from kcl_pipeline.worker.batches import only, records_of, without
-from kcl_pipeline.worker.failures.failed_records import FailureLimits, failed_rows, rejected_records
+from kcl_pipeline.events import RecordsDeadLettered, ShardPaused, ShardResumed
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+
+
+def records_of(batch: Batch, lease_keys: Collection[str]) -> pa.Table:
+    """Return the rows of a batch that belong to these leases, in the order of the batch.
+
+    The number of rows of each range decides. The columns `stream` and `shard_id` do not: two
+    leases of a worker can have the same values, if one of them is of a former stream.
+
+    Raises:
+        ValueError: The ranges have another number of rows than the batch.
+    """
+    records = batch.records
+    ends = list(accumulate((part.rows or 0 for part in batch.ranges), initial=0))
+    if ends[-1] != records.num_rows:
+        raise ValueError(f"{batch.batch_id} has {records.num_rows} rows, not {ends[-1]}")
+    found = [
+        records.slice(end, part.rows or 0)
+        for part, end in zip(batch.ranges, ends, strict=False)
+        if part.lease_key in lease_keys
+    ]
+    return pa.concat_tables(found) if found else records.slice(0, 0)
+
+
+def without(batch: Batch, lease_keys: Collection[str]) -> Batch:
+    """Return the batch without the ranges and records of these leases."""
+    if not lease_keys:
+        return batch
+    ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)
+    records = records_of(batch, [part.lease_key for part in ranges])
+    return replace(batch, ranges=ranges, records=records)
+
+
+def only(batch: Batch, lease_keys: Collection[str]) -> Batch:
+    """Return the batch with the ranges and records of these leases alone."""
+    return without(batch, [r.lease_key for r in batch.ranges if r.lease_key not in lease_keys])
+
+
+JUDGED_RECORDS: Final = 20
+"""Limits by share use at least this many records: one failed record of one would be 100 %."""
+
+_POSITION: Final = ["stream", "shard_id", "sequence_number", "sub_sequence_number"]
+_Place = tuple[str | None, str, str, int]
+_ERROR: Final = pa.field("error", pa.string())
+FAILED_SCHEMA: Final = RECORD_SCHEMA.append(_ERROR)
+"""Schema of the failed records of one lease."""
+
+DEAD_LETTER_SCHEMA: Final = pa.schema(
+    [
+        *RECORD_SCHEMA,
+        pa.field("lease_key", pa.string()),
+        _ERROR,
+        pa.field("batch_id", pa.string()),
+        pa.field("failed_at", pa.timestamp("us", tz="UTC")),
+        pa.field("replayed_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""The columns of the dead-letter table (docs/dead-letters.md)."""
+
+
+class FailureLimits:
+    """Compute how many records of a shard may fail in one batch.
+
+    Only the processing thread uses it.
+
+    Args:
+        settings: The policy and its limits.
+        takes_dead_letters: Whether the sink can store dead letters.
+    """
+
+    def __init__(self, settings: BatchSettings, takes_dead_letters: bool = True) -> None:
+        self._settings = settings
+        self._takes_dead_letters = takes_dead_letters
+        self._recent: dict[str, deque[tuple[int, int]]] = {}
+
+    def of(self, lease_key: str, records: int) -> int:
+        """Return how many of `records` records of a lease may fail. More failures pause it."""
+        settings = self._settings
+        if settings.failed_records == "fail" or self._has_no_place:
+            return 0
+        judged, failed = records, 0
+        for earlier_records, earlier_failed in reversed(self._recent.get(lease_key, ())):
+            if judged >= JUDGED_RECORDS:
+                break
+            judged += earlier_records
+            failed += earlier_failed
+        by_share = math.floor(settings.max_dead_letter_share * max(judged, JUDGED_RECORDS)) - failed
+        if settings.failed_records == "skip":
+            return max(by_share, 0)
+        return max(min(by_share, settings.max_dead_letters_per_batch), 0)
+
+    def reason(self, lease_key: str, records: int) -> str:
+        """Return the reason for the limit, with the settings and their values."""
+        settings = self._settings
+        if settings.failed_records == "fail":
+            return "failed_records is 'fail'"
+        if self._has_no_place:
+            return "the sink has no dead_letter_uri; set one, or failed_records='skip'"
+        named = f"max_dead_letter_share={settings.max_dead_letter_share:g}"
+        if settings.failed_records != "skip":
+            named += f" and max_dead_letters_per_batch={settings.max_dead_letters_per_batch}"
+        return f"{named} allow {self.of(lease_key, records)}"
+
+    @property
+    def _has_no_place(self) -> bool:
+        return self._settings.failed_records == "dead_letter" and not self._takes_dead_letters
+
+    def note(self, lease_key: str, records: int, failed: int) -> None:
+        """Note a committed batch. The limits of later small batches depend on it."""
+        if not records:
+            return
+        recent = self._recent.setdefault(lease_key, deque(maxlen=JUDGED_RECORDS))
+        if records >= JUDGED_RECORDS:
+            recent.clear()
+        recent.append((records, failed))
+
+    def keep(self, lease_keys: Collection[str]) -> None:
+        """Forget all other leases."""
+        for key in [key for key in self._recent if key not in lease_keys]:
+            del self._recent[key]
+
+
+def positions_of(records: pa.Table) -> list[tuple[str, int]]:
+    """Return the sequence number and sub-sequence number of each row."""
+    return list(
+        zip(
+            records["sequence_number"].to_pylist(),
+            records["sub_sequence_number"].to_pylist(),
+            strict=True,
+        )
+    )
+
+
+def failed_rows(records: pa.Table, errors: Mapping[int, str]) -> pa.Table:
+    """Return the rows that have an error, in order, with their errors (`FAILED_SCHEMA`)."""
+    rows = sorted(errors)
+    return records.take(pa.array(rows, pa.int64())).append_column(
+        _ERROR, pa.array([errors[row] for row in rows], pa.string())
+    )
+
+
+def rejected_records(batch: Batch, rejected: pa.Table) -> dict[str, pa.Table]:
+    """Return the records that a transform rejected, by lease key (`FAILED_SCHEMA`).
+
+    A record that was rejected more than once has its first error.
+
+    Args:
+        batch: The loaded batch.
+        rejected: Positions and errors, with `batch.REJECTED_SCHEMA`.
+
+    Raises:
+        BrokenTransformError: A position is not in the batch, or matches two streams.
+    """
+    wanted: dict[_Place, str] = {}
+    for row in rejected.to_pylist():
+        wanted.setdefault(_place_of(row), row["error"])
+    numbers = pa.array([place[2] for place in wanted], pa.string())
+    found: dict[str, pa.Table] = {}
+    matched: set[_Place] = set()
+    for part in batch.ranges:
+        records = records_of(batch, [part.lease_key])
+        rows = pc.indices_nonzero(pc.is_in(records["sequence_number"], value_set=numbers))
+        errors: dict[int, str] = {}
+        for row, record in zip(
+            rows.to_pylist(), records.select(_POSITION).take(rows).to_pylist(), strict=True
+        ):
+            place = _place_of(record)
+            if place not in wanted:
+                place = (None, *place[1:])
+            if place not in wanted:
+                continue
+            if place in matched:
+                raise BrokenTransformError(
+                    f"the transform returns _error for shard_id={place[1]} of two streams; return "
+                    "the column stream too"
+                )
+            matched.add(place)
+            errors[row] = wanted[place]
+        if errors:
+            found[part.lease_key] = failed_rows(records, errors)
+    for _, shard_id, number, sub in (place for place in wanted if place not in matched):
+        raise BrokenTransformError(
+            f"the transform returns _error for shard_id={shard_id}, sequence_number={number}, "
+            f"sub_sequence_number={sub}, which is not in the batch; return these columns as they "
+            "are in the records"
+        )
+    return found
+
+
+def _place_of(row: Mapping[str, Any]) -> _Place:
+    stream, shard_id, number, sub = (row[name] for name in _POSITION)
+    return stream, shard_id, number, sub
+
+
+def dead_letters(failed: Mapping[str, pa.Table], batch_id: str, failed_at: float) -> pa.Table:
+    """Return failed records as rows of the dead-letter table; `failed_at` is in epoch seconds."""
+    now = datetime.fromtimestamp(failed_at, UTC)
+    tables = []
+    for key, records in failed.items():
+        constants = {"lease_key": key, "batch_id": batch_id, "failed_at": now, "replayed_at": None}
+        columns = [
+            records.column(field.name)
+            if field.name not in constants
+            else pa.array([constants[field.name]] * records.num_rows, field.type)
+            for field in DEAD_LETTER_SCHEMA
+        ]
+        tables.append(pa.Table.from_arrays(columns, schema=DEAD_LETTER_SCHEMA))
+    return pa.concat_tables(tables) if tables else DEAD_LETTER_SCHEMA.empty_table()
+
+
+def write_dead_letters(
+    dependencies: WorkerDependencies,
+    failed: Mapping[str, pa.Table],
+    batch_id: str,
+    consumers: Mapping[str, ShardConsumer],
+) -> None:
+    """Write failed records to the dead letters, except those that an earlier attempt wrote.
+
+    Call it before the rest of the batch is committed. With the policy `skip`, the records are only
+    reported.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        failed: The records by lease key (`FAILED_SCHEMA`).
+        batch_id: Their batch.
+        consumers: The consumers of the leases.
+
+    Raises:
+        SinkError: The records could not be written. Call again.
+    """
+    skip = dependencies.settings.batch.failed_records == "skip"
+    new = {}
+    for key, records in failed.items():
+        fresh = records.filter(
+            pa.array([place not in consumers[key].set_aside for place in positions_of(records)])
+        )
+        if fresh.num_rows:
+            new[key] = fresh
+    if new and not skip:
+        dependencies.sink.write_dead_letters(dead_letters(new, batch_id, dependencies.clock.wall()))
+    for key, records in new.items():
+        consumers[key].set_aside.update(positions_of(records))
+        error = records["error"][0].as_py()
+        dependencies.events(
+            RecordsDeadLettered(dependencies.worker_id, key, records.num_rows, error, skipped=skip)
+        )
+
 
 MAX_PIECES: Final = 16
 """Fewer pieces would need more rounds. On the Spark path, each round needs a plan and a job."""
@@ -424,3 +678,131 @@ def _without_rows(
 def _place(records: pa.Table, row: int) -> str:
     names = ("shard_id", "sequence_number", "sub_sequence_number")
     return ", ".join(f"{name}={records.column(name)[row].as_py()}" for name in names)
+
+
+FIRST_RETRY_SECONDS: Final = 1.0
+LONGEST_RETRY_SECONDS: Final = 60.0
+GIVEN_SECONDS: Final = 60.0
+"""How long a shard that was given away while it was paused counts for the end of the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPause:
+    """Reason and start (monotonic seconds) of a shard's pause, and the attempts so far."""
+
+    reason: str
+    since: float
+    attempts: int = 1
+
+    @property
+    def retry_seconds(self) -> float:
+        """Wait before the next attempt. It doubles from 1 s to 60 s."""
+        doubled: float = FIRST_RETRY_SECONDS * 2 ** min(self.attempts - 1, 10)
+        return min(doubled, LONGEST_RETRY_SECONDS)
+
+
+class PausedShards:
+    """The paused shards of one worker. Any thread may call `current` and `reasons`."""
+
+    def __init__(self, dependencies: WorkerDependencies) -> None:
+        self._dependencies = dependencies
+        self._lock = threading.Lock()
+        self._pauses: dict[str, ShardPause] = {}
+        # By lease key, when a paused shard was given away, and the reason of its pause
+        self._given: dict[str, tuple[float, str]] = {}
+        self._refused: set[str] = set()
+
+    def current(self) -> dict[str, ShardPause]:
+        """Return the paused shards by lease key."""
+        with self._lock:
+            return dict(self._pauses)
+
+    def reasons(self) -> dict[str, str]:
+        """Return the reason of each pause by lease key."""
+        return {key: pause.reason for key, pause in self.current().items()}
+
+    def reasons_at_the_end(self) -> dict[str, str]:
+        """Return the reasons of a worker that was asked to end.
+
+        The leader moves its leases as soon as it was asked, and the worker learns up to a report
+        period later that it was. So a shard also counts if it was paused when it was given away, at
+        most `GIVEN_SECONDS` ago.
+        """
+        since = self._dependencies.clock.monotonic() - GIVEN_SECONDS
+        given = {key: reason for key, (at, reason) in self._given.items() if at >= since}
+        return given | self.reasons()
+
+    def pause(self, lease_key: str, reason: str) -> float:
+        """Note a failed attempt; return the wait before the next one in seconds.
+
+        The event is repeated when the reason changes, and after 2, 4, 8, ... attempts.
+        """
+        now = self._dependencies.clock.monotonic()
+        before = self._pauses.get(lease_key)
+        pause = (
+            ShardPause(reason, now)
+            if before is None
+            else ShardPause(reason, before.since, before.attempts + 1)
+        )
+        with self._lock:
+            self._pauses[lease_key] = pause
+        is_power_of_two = pause.attempts & (pause.attempts - 1) == 0
+        if before is None or before.reason != reason or is_power_of_two:
+            self._dependencies.events(
+                ShardPaused(
+                    self._dependencies.worker_id,
+                    lease_key,
+                    reason,
+                    pause.attempts,
+                    now - pause.since,
+                    pause.retry_seconds,
+                )
+            )
+        return pause.retry_seconds
+
+    def follow(self, consumers: Mapping[str, ShardConsumer]) -> None:
+        """Pause the shards for which the table was refused, and resume them when it is accepted.
+
+        Shards that this worker does not hold any more are forgotten.
+        """
+        now = self._dependencies.clock.monotonic()
+        for key in [key for key in self._pauses if key not in consumers]:
+            with self._lock:
+                self._given[key] = now, self._pauses.pop(key).reason
+        for key in [key for key, (at, _) in self._given.items() if now - at > GIVEN_SECONDS]:
+            del self._given[key]
+        self._refused &= consumers.keys()
+        for key, consumer in consumers.items():
+            if consumer.refused is not None:
+                wait = self.pause(key, consumer.refused)
+                consumer.due, consumer.refused = self._dependencies.clock.monotonic() + wait, None
+                self._refused.add(key)
+            elif key in self._refused and consumer.state is ConsumerState.READING:
+                self._refused.discard(key)
+                self.resume([key])
+
+    def resume(self, lease_keys: Collection[str]) -> None:
+        """End the pauses of these shards, because they were committed or their table is back."""
+        for key in self._given.keys() & set(lease_keys):
+            del self._given[key]
+        for key in [key for key in self._pauses if key in lease_keys]:
+            with self._lock:
+                pause = self._pauses.pop(key)
+            seconds = self._dependencies.clock.monotonic() - pause.since
+            self._dependencies.events(
+                ShardResumed(self._dependencies.worker_id, key, pause.attempts, seconds)
+            )
+
+
+def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:
+    """Return why a worker failed.
+
+    Args:
+        paused: Reasons of paused shards. The sentence has their number and the first reason.
+        unread: What a drain did not read. None: it read everything.
+    """
+    if not paused:
+        return unread or "no shard is paused"
+    key = min(paused)
+    count = f"{len(paused)} shards are paused" if len(paused) > 1 else "a shard is paused"
+    return "; ".join(filter(None, (unread, f"{count}: {key}: {paused[key]}")))

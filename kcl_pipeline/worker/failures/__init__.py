@@ -1,1 +1,0 @@
-"""Handling of records that the transform cannot process."""

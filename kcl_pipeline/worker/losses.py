@@ -1,0 +1,475 @@
+"""Parents of a shard, and records that no worker reads any more.
+
+`ParentCheck` decides when a child shard may start: after its parents' ends, even if a parent's row
+is gone. KCL starts a child whose parent has no row (protocol §6.6), because finished leases are
+deleted. A row that was deleted by hand looks the same, but the rest of its shard would never be
+read. The child shows the difference. A finished lease is deleted only after all its children have
+begun (protocol §8.2). So if a child has not begun and its parent has no row, the row was deleted by
+hand.
+
+`LossCheck` reports records that are lost because the row of a held lease was deleted by hand, and
+`RetentionLosses` those that left retention before this application read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.config.shard_sync import ShardSyncSettings
+from kcl_pipeline.errors import (
+    AwsError,
+    NotFoundError,
+    StreamReplacedError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.events import AwsTrouble, LeasesCreated, LossReason, RecordsLost
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck, require_same_stream
+from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS, FoundGap
+from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.identity_check import is_removed
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import StoredShards
+from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
+from kcl_pipeline.shards import ChildShard, Shard, StreamId
+from kcl_pipeline.sinks.sink import Positions
+from kcl_pipeline.worker.commit import ShardProgress
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+
+Lineage = Callable[[ShardProgress], Collection[str]]
+"""Returns the ids of all ancestors of a shard that its stream lists. Raises `AwsError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRows:
+    """The parents' rows of one shard, read with strong consistency.
+
+    Attributes:
+        ended: Every parent that has a row is at SHARD_END.
+        missing: Shard ids of the parents without a row, without the stream part of the lease key.
+        reached: Positions of the parents. A changed value means that a parent has moved.
+    """
+
+    ended: bool
+    missing: frozenset[str] = frozenset()
+    reached: tuple[object, ...] = ()
+
+
+class ParentCheck:
+    """Decide whether blocked consumers may start, and restore deleted parents.
+
+    Any thread may call `look`. One thread calls the other methods.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        leases: The leases held by this worker.
+        shard_sync_of: Returns the initial position of a stream.
+        stored: Asks the table for positions of shards. None: the sink stores none.
+    """
+
+    def __init__(
+        self,
+        dependencies: WorkerDependencies,
+        leases: HeldLeases,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings],
+        stored: StoredShards | None,
+    ) -> None:
+        self._dependencies = dependencies
+        self._leases = leases
+        self._shard_sync_of = shard_sync_of
+        self._stored = stored
+        self._identity = StreamIdentityCheck(dependencies.kinesis, dependencies.clock)
+        self._listings: dict[StreamId, tuple[Shard, ...]] = {}
+        self._closed_cases: set[str] = set()
+        """Lease keys of parents that are not restored: not listed any more, or reported as lost."""
+
+    def begin_pass(self) -> None:
+        """Forget the listings of the last pass: they are older than the rows of this pass."""
+        self._listings.clear()
+
+    def look(self, consumer: ShardProgress) -> ParentRows:
+        """Read the parents' rows.
+
+        Raises:
+            AwsError: A row cannot be read now.
+        """
+        lease = consumer.held.lease
+        rows = {
+            parent: self._dependencies.lease_table.get(lease.key_of_sibling(parent))
+            for parent in sorted(lease.parent_shard_ids)
+        }
+        return ParentRows(
+            ended=all(row.ended for row in rows.values() if row is not None),
+            missing=frozenset(parent for parent, row in rows.items() if row is None),
+            reached=tuple(
+                None if row is None else (row.checkpoint, row.pending_checkpoint)
+                for row in rows.values()
+            ),
+        )
+
+    def may_start(
+        self, consumer: ShardProgress, rows: ParentRows, stored: Positions | None
+    ) -> bool:
+        """Return whether the consumer may start now; create the rows of deleted parents.
+
+        Args:
+            consumer: A blocked consumer.
+            rows: Its parents' rows, from `look` in this pass.
+            stored: What the table has of the shard. None: it could not be read. If it has a
+                position or an end, a worker started this shard after its parents' ends. Then the
+                row of the child does not matter: it was created again, or edited.
+
+        Raises:
+            AwsError: The stream or the lease table could not be read, or the stream was replaced.
+                Nothing is decided.
+            SinkError: The positions could not be read. Nothing is decided.
+            LeaseLostError: The child has begun in another worker.
+        """
+        lease = consumer.held.lease
+        missing = {p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases}
+        if not missing or (stored is not None and any(o.has_begun for o in stored.shards.values())):
+            return rows.ended
+        unfinished = self._unfinished(consumer, missing)
+        if not has_not_begun(lease):
+            missing &= unfinished
+        if not missing:
+            return rows.ended
+        listed = self._listed(consumer.stream)
+        deleted = {shard.shard_id for shard in listed}.intersection(missing)
+        self._closed_cases |= {lease.key_of_sibling(p) for p in missing - deleted}
+        if not deleted:
+            return rows.ended
+        if stored is None:
+            return False
+        return self._restore(consumer, listed, deleted, unfinished) and rows.ended
+
+    def _unfinished(self, consumer: ShardProgress, missing: set[str]) -> set[str]:
+        """Return the parents that the table shows as unfinished, and remove the ended ones.
+
+        A child at LATEST or AT_TIMESTAMP waits for an unfinished parent, too.
+        """
+        lease = consumer.held.lease
+        is_begun = lease.pending_checkpoint is not None or not lease.checkpoint.is_sentinel
+        if self._stored is None or is_begun:
+            return set()
+        known = self._stored(consumer.stream, sorted(missing))
+        ended = {parent for parent, one in known.items() if one.ended}
+        missing -= ended
+        self._closed_cases |= {lease.key_of_sibling(parent) for parent in ended}
+        return set(known) - ended
+
+    def is_passed_over(self, consumer: ShardProgress, shard_id: str) -> bool:
+        """Return whether nobody reads a shard that follows, because its descendants have begun.
+
+        At LATEST and AT_TIMESTAMP a stream begins at the shards of that time. A lease in front of
+        them can still be created, if the first write of its row failed.
+
+        Args:
+            consumer: The consumer of a shard that has ended.
+            shard_id: A shard without a row, one of the children of the consumer's shard.
+
+        Raises:
+            AwsError: The stream or the table could not be read, or the stream was replaced.
+        """
+        listed = self._listed(consumer.stream)
+        children_of: dict[str, list[str]] = {}
+        for shard in listed:
+            for parent in shard.parents:
+                children_of.setdefault(parent, []).append(shard.shard_id)
+        without_row, seen = [shard_id], {shard_id}
+        while without_row:
+            children = children_of.get(without_row.pop(), [])
+            for child in children:
+                if child in seen:  # the child of a merge
+                    continue
+                seen.add(child)
+                row = self._dependencies.lease_table.get(consumer.held.lease.key_of_sibling(child))
+                if row is None:
+                    without_row.append(child)
+                elif has_not_begun(row):
+                    return False
+            if not children:
+                return False
+        return True
+
+    def ancestors_of(self, consumer: ShardProgress) -> Collection[str]:
+        """Return the ids of all ancestors of a shard that its stream lists (`Lineage`).
+
+        Raises:
+            AwsError: The stream could not be listed, or was replaced.
+        """
+        lease = consumer.held.lease
+        waiting, found = set(lease.parent_shard_ids), set[str]()
+        if not waiting:
+            return found
+        parents_of = {shard.shard_id: shard.parents for shard in self._listed(consumer.stream)}
+        waiting.update(parents_of.get(lease.shard_id, ()))
+        while waiting:
+            one = waiting.pop()
+            if one in parents_of and one not in found:
+                found.add(one)
+                waiting.update(parents_of[one])
+        return found
+
+    def children_of(self, consumer: ShardProgress) -> tuple[ChildShard, ...]:
+        """Return the children of a shard that its stream lists.
+
+        Raises:
+            AwsError: The stream could not be listed, or was replaced.
+        """
+        shard_id = consumer.held.lease.shard_id
+        return tuple(
+            ChildShard(shard.shard_id, shard.parents, shard.hash_key_range)
+            for shard in self._listed(consumer.stream)
+            if shard_id in shard.parents
+        )
+
+    def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
+        if stream not in self._listings:
+            shards = self._dependencies.kinesis.list_shards(stream)
+            self._identity.confirm(stream, self._dependencies.clock.monotonic())
+            self._listings[stream] = shards
+        return self._listings[stream]
+
+    def _restore(
+        self,
+        consumer: ShardProgress,
+        listed: tuple[Shard, ...],
+        deleted: set[str],
+        unfinished: set[str],
+    ) -> bool:
+        """Create the rows of deleted parents; return whether the child need not wait for them."""
+        lease = consumer.held.lease
+        shard_sync = self._shard_sync_of(consumer.stream)
+        position = shard_sync.initial_position_in_stream
+        restored = with_initial_time(
+            (
+                *restored_parents(consumer.stream, listed, deleted & unfinished, "TRIM_HORIZON"),
+                *restored_parents(consumer.stream, listed, deleted - unfinished, position),
+            ),
+            shard_sync.initial_millis,
+        )
+        if not restored:
+            return self._report(lease, deleted, consumer.stream.name)
+        for key in self._leases.restore_parents(consumer.held, restored):
+            reason = f"the row was deleted before its child {lease.shard_id} had begun"
+            self._dependencies.events(LeasesCreated(consumer.stream.name, (key,), reason))
+        return False
+
+    def _report(self, lease: Lease, deleted: set[str], stream: str) -> bool:
+        """Report each deleted parent once, if the child's row, read after theirs, confirms it."""
+        row = self._dependencies.lease_table.get(lease.lease_key)
+        if row is None or not has_not_begun(row):
+            return False
+        lost = sorted(lease.key_of_sibling(parent) for parent in deleted)
+        self._closed_cases.update(lost)
+        for key in lost:
+            self._dependencies.events(
+                RecordsLost(
+                    self._dependencies.worker_id, key, LossReason.ROW_DELETED, stream=stream
+                )
+            )
+        return True
+
+
+class LossCheck:
+    """Report records that no worker reads any more after the row of a held lease was deleted.
+
+    A deleted row is restored while the shard's children have not begun. While the shard has no
+    children, the audit of hash-range coverage finds the gap. Two cases remain, which are reported:
+
+    - A child has begun, in a worker that starts a child whose parent has no row (KCL).
+    - Shard sync starts the shard again at `LATEST`, because the sink does not store positions.
+
+    Thread-safe.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        shard_sync_of: Returns the initial position of a stream.
+        stored: Asks the table for positions of shards. None: the sink stores none.
+    """
+
+    def __init__(
+        self,
+        dependencies: WorkerDependencies,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings],
+        stored: StoredShards | None,
+    ) -> None:
+        self._dependencies = dependencies
+        self._shard_sync_of = shard_sync_of
+        self._stored = stored
+        settings = dependencies.settings
+        self._failover_seconds = settings.lease.failover_time_millis / 1000
+        keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
+        self._can_tell = keep_seconds > self._failover_seconds
+
+    def look(self, consumer: ShardProgress) -> None:
+        """Check a lease that is not held any more. An error is reported as `AwsTrouble`."""
+        try:
+            if self._is_deleted(consumer) and self._is_lost(consumer):
+                self._dependencies.events(
+                    RecordsLost(
+                        self._dependencies.worker_id,
+                        consumer.lease_key,
+                        LossReason.ROW_DELETED,
+                        _reached(consumer),
+                        stream=consumer.stream.name,
+                    )
+                )
+        except AwsError as error:
+            self._dependencies.events(
+                AwsTrouble(f"look for the row of {consumer.lease_key}", str(error))
+            )
+
+    def _is_deleted(self, consumer: ShardProgress) -> bool:
+        """Return whether the row was deleted by hand.
+
+        It was if it is gone within the failover time after the last renewal. In this time no other
+        worker can finish the shard, so no leader deletes its lease.
+        """
+        if not self._can_tell or self._is_expired(consumer):
+            return False
+        row = self._dependencies.lease_table.get(consumer.lease_key)
+        return row is None and not self._is_expired(consumer)
+
+    def _is_expired(self, consumer: ShardProgress) -> bool:
+        return (
+            self._dependencies.clock.monotonic() - consumer.held.renewed_at
+            >= self._failover_seconds
+        )
+
+    def _is_lost(self, consumer: ShardProgress) -> bool:
+        lease = consumer.held.lease
+        if is_removed(self._dependencies.coordinator_table, consumer.stream):
+            return False  # The leader deleted the leases of a former stream.
+        try:
+            require_same_stream(self._dependencies.kinesis, consumer.stream)
+        except (NotFoundError, StreamReplacedError):
+            return False  # Nothing of a deleted stream can be read.
+        initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
+        if initial == "LATEST" and self._stored is None:
+            return (consumer.committed or lease.checkpoint) != LATEST
+        try:
+            shards = self._dependencies.kinesis.list_shards(consumer.stream)
+        except NotFoundError:
+            return False
+        rows = [
+            self._dependencies.lease_table.get(lease.key_of_sibling(shard.shard_id))
+            for shard in shards
+            if lease.shard_id in shard.parents
+        ]
+        return any(
+            row is not None and row.checkpoint != AT_TIMESTAMP and not has_not_begun(row)
+            for row in rows
+        )
+
+
+def _reached(consumer: ShardProgress) -> Position | None:
+    """Return the last position that the sink's table has (inclusive); None if it has none."""
+    position = consumer.committed or consumer.held.lease.checkpoint
+    return None if position.is_sentinel else position
+
+
+RETRY_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A gap of one consumer. `due` is in monotonic seconds."""
+
+    consumer: ShardProgress
+    found_gap: FoundGap
+    due: float = 0.0
+
+
+class RetentionLosses:
+    """Judge the gaps that readers have found. Only the processing thread uses it.
+
+    A gap is a loss if two facts hold. The lease was renewed after the gap was found; otherwise
+    another worker may have read the records while this one was paused. And the time up to which the
+    shard was read is unknown or has left retention; otherwise no record can have arrived and left.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        retrieval: Has the gaps, and knows the retention period of a stream.
+    """
+
+    def __init__(self, dependencies: WorkerDependencies, retrieval: Retrieval) -> None:
+        self._dependencies = dependencies
+        self._retrieval = retrieval
+        self._waiting: list[_Waiting] = []
+        self._reported: dict[str, Position] = {}
+
+    def look(self, consumers: Mapping[str, ShardProgress]) -> None:
+        """Report the losses that are certain now. Gaps of leases that are not held are dropped.
+
+        Args:
+            consumers: The consumers of the held leases, by lease key.
+        """
+        for found in self._retrieval.gaps.take():
+            consumer = consumers.get(found.lease_key)
+            if consumer is not None:
+                self._waiting.append(_Waiting(consumer, found))
+        if self._waiting:
+            self._waiting = [
+                one
+                for one in self._waiting
+                if consumers.get(one.found_gap.lease_key) is one.consumer
+                and not self._is_judged(one)
+            ]
+
+    def _is_judged(self, waiting: _Waiting) -> bool:
+        now, found = self._dependencies.clock.monotonic(), waiting.found_gap
+        if waiting.consumer.held.renewed_at <= found.found_at or now < waiting.due:
+            return False
+        if self._reported.get(found.lease_key) == found.gap.after:
+            return True
+        try:
+            lost = self._loss(found)
+        except AwsError as error:
+            waiting.due = now + RETRY_SECONDS
+            self._dependencies.events(AwsTrouble(f"retention of {found.lease_key}", str(error)))
+            return False
+        if lost is not None:
+            self._reported[found.lease_key] = found.gap.after
+            self._dependencies.events(lost)
+        return True
+
+    def _loss(self, found_gap: FoundGap) -> RecordsLost | None:
+        gap, clock = found_gap.gap, self._dependencies.clock
+        now = (
+            round(clock.wall() * 1000)
+            if gap.served_millis is None
+            else gap.served_millis + round((clock.monotonic() - found_gap.found_at) * 1000)
+        )
+        read_up_to = gap.read_up_to_millis
+        if read_up_to is not None and now - read_up_to < MIN_RETENTION_MILLIS:
+            return None
+        oldest = now - self._retention_millis(found_gap.stream)
+        if read_up_to is not None and read_up_to > oldest:
+            return None
+        return RecordsLost(
+            self._dependencies.worker_id,
+            found_gap.lease_key,
+            LossReason.LEFT_RETENTION,
+            None if gap.after.is_sentinel else gap.after,
+            first_arrival_millis=read_up_to,
+            last_arrival_millis=oldest
+            if gap.before_millis is None
+            else min(oldest, gap.before_millis),
+            stream=found_gap.stream.name,
+            before=gap.before,
+        )
+
+    def _retention_millis(self, stream: StreamId) -> int:
+        """Return the retention period; the shortest one if this worker must not ask for it."""
+        try:
+            return self._retrieval.identity.retention_millis(stream)
+        except (ThrottledError, UnavailableError):
+            raise
+        except AwsError:
+            return MIN_RETENTION_MILLIS

@@ -1,1 +1,0 @@
-"""Measurements and reports of a worker about itself."""

@@ -1,1 +1,0 @@
-"""Processing of a shard while a worker holds its lease."""

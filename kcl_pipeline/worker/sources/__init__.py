@@ -1,1 +1,0 @@
-"""Batch sources of a worker."""

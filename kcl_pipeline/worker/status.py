@@ -1,0 +1,538 @@
+"""The status of a worker: counters since its start, gauges now, and the reports made from them.
+
+`WorkerStats` counts. `LagTracker` measures the lag of the table, which is the age of the oldest
+record that is not committed. From these, `worker_status` makes the status in the worker metrics
+row, and `WorkerStats` the progress of a period and the summary of the worker's lifetime.
+
+The age of a record counts from its arrival. Clocks of two hosts are never compared. Kinesis reports
+how far a response is behind the tip. Arrival times of one response are subtracted from each other.
+The time since the response is measured on this host's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.events import BatchCommitted
+from kcl_pipeline.kinesis.ranges import sampled_arrivals
+from kcl_pipeline.leases.held import Held, HeldLeases
+from kcl_pipeline.leases.state.worker_status import (
+    MAX_STALLED,
+    HungState,
+    PausedLease,
+    StalledLease,
+    UnavailableStream,
+    WorkerStatus,
+    WorkerTotals,
+    furthest_behind,
+    lags_by_stream,
+    other_lags,
+)
+from kcl_pipeline.processors import ProcessorCalls
+from kcl_pipeline.text import counted, printable
+from kcl_pipeline.version import __version__
+from kcl_pipeline.worker.commit import Committed
+from kcl_pipeline.worker.consumer import Lifecycle
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.failures import ShardPause, SplitBatch
+from kcl_pipeline.worker.sources import BatchSource, SourcedBatch
+
+SHOWN_OWNERS: Final = 5
+
+
+class StopReason(StrEnum):
+    """Why a worker stopped.
+
+    Example:
+        >>> from kcl_pipeline import StopReason
+        >>> StopReason.DRAINED.value
+        'drained'
+    """
+
+    STOPPED = "stopped"
+    DRAINED = "drained"
+    DRAIN_REQUESTED = "drain_requested"
+    APPLICATION_PAUSED = "application_paused"
+    FAILED = "failed"
+    HUNG = "hung"
+    USELESS = "useless"
+    ID_TAKEN = "id_taken"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """Counters and gauges of one worker for one reporting period.
+
+    The final report covers the lifetime of the worker. Counters can be added over periods and
+    workers.
+
+    Attributes:
+        seconds: Length of the period.
+        bytes: Payload that was read.
+        millis_behind_latest: Lag of committed data by lease (see `worker.monitoring.lag`).
+        positions: Newest position per held lease, as "sequence number" or "sequence/sub".
+        stalled: Stalled leases, and the step that each waits in (`events.StallStep`).
+        lag_unknown: Leases whose lag is not known yet.
+        paused: Reasons of paused shards by lease.
+
+    Example:
+        >>> from kcl_pipeline import WorkerProgress
+        >>> def show(progress: WorkerProgress) -> None:
+        ...     print(progress.records, progress.lag_millis)
+        >>> worker.run(stop, on_progress=show)  # doctest: +SKIP
+    """
+
+    worker_id: str
+    seconds: float
+    records: int = 0
+    bytes: int = 0
+    rows_written: int = 0
+    batches: int = 0
+    dead_letters: int = 0
+    refused_batches: int = 0
+    handoffs: int = 0
+    leases: tuple[str, ...] = ()
+    millis_behind_latest: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[str, str] = field(default_factory=dict)
+    stalled: Mapping[str, str] = field(default_factory=dict)
+    table_version: int | None = None
+    put_to_commit_millis_p50: float | None = None
+    put_to_commit_millis_p99: float | None = None
+    lag_unknown: tuple[str, ...] = ()
+    paused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lag_millis(self) -> int | None:
+        """The largest `millis_behind_latest`. None: no lag is known."""
+        return max(self.millis_behind_latest.values(), default=None)
+
+
+def owners_text(shards: Mapping[str, int]) -> str:
+    """Return workers with their numbers of shards as text: those with the most, at most five."""
+    ordered = sorted(shards.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{printable(owner)} ({number})" for owner, number in ordered[:SHOWN_OWNERS])
+    more = len(ordered) - SHOWN_OWNERS
+    return f"{text} and {counted(more, 'more worker', 'more workers')}" if more > 0 else text
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSummary:
+    """Why a worker stopped, and the counters of its lifetime.
+
+    Attributes:
+        reason: Why it stopped.
+        total: The counters.
+        error: Why it failed. None: it did not.
+        elsewhere: How many unfinished shards each other worker held at the end of a drain. The
+            drain did not wait for their records.
+
+    Example:
+        >>> summary = worker.run(stop, mode="drain")  # doctest: +SKIP
+        >>> summary.total.records  # doctest: +SKIP
+    """
+
+    reason: StopReason
+    total: WorkerProgress
+    error: str | None = None
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def elsewhere_sentence(self) -> str | None:
+        """What a drain left to other workers; None: nothing."""
+        if not self.elsewhere:
+            return None
+        number = sum(self.elsewhere.values())
+        verb, whose = ("is", "its") if number == 1 else ("are", "their")
+        return (
+            f"{counted(number, 'shard')} {verb} held by other workers, which read {whose} records: "
+            f"{owners_text(self.elsewhere)}"
+        )
+
+
+UNKNOWN_SECONDS: Final = 30.0
+"""After this time without a read, the lag of a shard is the time since its lease was gained.
+
+The true lag may be larger, but the shard must not look healthy.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The lag of one worker.
+
+    Attributes:
+        millis: Lag by lease key. 0: no record waits to be committed.
+        unknown: Keys of leases whose lag is not known yet.
+    """
+
+    millis: Mapping[str, int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def worst_millis(self) -> int | None:
+        """The largest lag. None: no lag is known."""
+        return max(self.millis.values(), default=None)
+
+
+class LagTracker:
+    """Remember the oldest record taken for a batch until it is committed.
+
+    Failed attempts do not reset it. Thread-safe.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held_since: dict[str, float] = {}
+        self._oldest: dict[str, float] = {}
+
+    def hold(self, lease_keys: Collection[str]) -> None:
+        """Track these leases, and no others."""
+        now = self._clock.monotonic()
+        with self._lock:
+            self._held_since = {key: self._held_since.get(key, now) for key in lease_keys}
+            self._oldest = {key: at for key, at in self._oldest.items() if key in self._held_since}
+
+    def took(self, oldest: Mapping[str, float]) -> None:
+        """Note that records were taken for a batch.
+
+        Args:
+            oldest: Arrival of the oldest record by lease key (monotonic seconds).
+        """
+        with self._lock:
+            for key, at in oldest.items():
+                self._oldest[key] = min(at, self._oldest.get(key, at))
+
+    def committed(self, lease_keys: Collection[str]) -> None:
+        """Note that the records taken from these leases are committed."""
+        with self._lock:
+            for key in lease_keys:
+                self._oldest.pop(key, None)
+
+    def current(self, unread: Mapping[str, int]) -> Lag:
+        """Return the lag now.
+
+        Args:
+            unread: Lag of the records after the taken ones, in milliseconds by lease key.
+        """
+        now = self._clock.monotonic()
+        with self._lock:
+            held, oldest = dict(self._held_since), dict(self._oldest)
+        millis: dict[str, int] = {}
+        unknown = []
+        for key, since in held.items():
+            waits = [max(round((now - oldest[key]) * 1000), 0)] if key in oldest else []
+            waits += [unread[key]] if key in unread else []
+            if not waits and now - since >= UNKNOWN_SECONDS:
+                waits = [round((now - since) * 1000)]
+            if waits:
+                millis[key] = max(waits)
+            else:
+                unknown.append(key)
+        return Lag(millis, tuple(sorted(unknown)))
+
+
+_LATENCY_SAMPLES: Final = 10_000
+RECENT_SECONDS: Final = 300.0
+"""Percentiles cover the batches of this time."""
+_BATCHES: Final = 1_000
+_SAMPLES: Final = 100
+
+
+@dataclass(slots=True)
+class StatsPeriod:
+    """Counters of one period.
+
+    Attributes:
+        began: Start of the period (monotonic seconds).
+        counts: Numbers by their name in `WorkerProgress`.
+        latencies: Put-to-commit milliseconds of at most the last 10,000 sampled records.
+    """
+
+    began: float
+    counts: Counter[str] = field(default_factory=Counter)
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCY_SAMPLES))
+
+
+class WorkerStats:
+    """Counters of the current period and of the worker's lifetime.
+
+    Only the processing thread uses it, except where a method says otherwise.
+    """
+
+    def __init__(self, dependencies: WorkerDependencies, leases: HeldLeases) -> None:
+        self._dependencies = dependencies
+        self._leases = leases
+        self._life = StatsPeriod(dependencies.clock.monotonic())
+        self._period = StatsPeriod(dependencies.clock.monotonic())
+        self._recent = RecentBatches(dependencies.clock)
+        self.table_version: int | None = None
+
+    def note_commit(
+        self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
+    ) -> None:
+        """Count a part of a batch that landed, and note the throughput of its leases.
+
+        Put-to-commit compares this host's clock with the arrival time of Kinesis. It is reported
+        only; no decision depends on it.
+
+        Args:
+            part: The part.
+            sourced: The whole batch.
+            done: The commit of the part.
+            written_millis: How long it took to load and write the part.
+        """
+        bytes_of = sourced.by_lease(lambda shard: shard.bytes)
+        data_of = sourced.by_lease(lambda shard: shard.data_bytes)
+        records_of = sourced.by_lease(lambda shard: shard.record_count)
+        for key in done.lease_keys:
+            self._leases.record_bytes(key, data_of[key])
+        read = sum(bytes_of[key] for key in done.lease_keys)
+        failed_of = {key: records.num_rows for key, records in part.failed.items()}
+        failed = sum(failed_of.values())
+        is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
+        arrivals = sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records)
+        now_millis = self._dependencies.clock.wall() * 1000
+        waits = [max(now_millis - micros / 1000, 0.0) for micros in arrivals]
+        self.count(
+            records=part.records,
+            bytes=read,
+            rows_written=done.rows,
+            batches=1,
+            dead_letters=failed,
+        )
+        for period in (self._period, self._life):
+            period.latencies.extend(waits)
+        if done.version is not None and self._dependencies.sink.stores_positions:
+            self.table_version = done.version
+        # A record processor writes nothing. Its calls are measured one by one.
+        is_written = not isinstance(self._dependencies.sink, ProcessorCalls)
+        writing = {"write": written_millis} if is_written else {}
+        self._recent.note(written_millis + sum(done.milliseconds.values()), waits)
+        self._dependencies.events(
+            BatchCommitted(
+                self._dependencies.worker_id,
+                part.batch.batch_id,
+                part.records - failed,
+                read,
+                done.lease_keys,
+                {**sourced.milliseconds, **writing, **done.milliseconds},
+                done.version,
+                {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys},
+                {key: data_of[key] for key in done.lease_keys},
+            )
+        )
+
+    def count(self, **more: int) -> None:
+        """Add numbers by their name in `WorkerProgress`."""
+        for period in (self._period, self._life):
+            period.counts.update(more)
+
+    def totals(self) -> WorkerTotals:
+        """Return what the worker has committed since it started. Any thread may call it."""
+        commit, put_to_commit = self._recent.percentiles_99()
+        counts = self._life.counts
+        return WorkerTotals(
+            seconds=self._dependencies.clock.monotonic() - self._life.began,
+            records=counts["records"],
+            bytes=counts["bytes"],
+            rows=counts["rows_written"],
+            batches=counts["batches"],
+            last_batch_seconds=self._recent.last_age_seconds(),
+            commit_millis_p99=commit,
+            put_to_commit_millis_p99=put_to_commit,
+            table_version=self.table_version,
+        )
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in the worker's lifetime. Any thread may read it."""
+        return self._life.counts["batches"]
+
+    @property
+    def dead_letters(self) -> int:
+        """Number of dead letters in the worker's lifetime. Any thread may read it."""
+        return self._life.counts["dead_letters"]
+
+    def period_seconds(self) -> float:
+        """Return the seconds since the current period began."""
+        return self._dependencies.clock.monotonic() - self._period.began
+
+    def close_period(
+        self,
+        *,
+        lag: Lag,
+        positions: Mapping[str, str],
+        stalled: Mapping[str, str],
+        paused: Mapping[str, str],
+    ) -> WorkerProgress:
+        """End the period and begin the next; return the counters and gauges of the ended one."""
+        done, self._period = self._period, StatsPeriod(self._dependencies.clock.monotonic())
+        return self._progress(done, lag, paused, positions, stalled)
+
+    def total(self, *, lag: Lag, paused: Mapping[str, str]) -> WorkerProgress:
+        """Return the counters of the worker's lifetime."""
+        return self._progress(self._life, lag, paused, {}, {})
+
+    def _progress(
+        self,
+        period: StatsPeriod,
+        lag: Lag,
+        paused: Mapping[str, str],
+        positions: Mapping[str, str],
+        stalled: Mapping[str, str],
+    ) -> WorkerProgress:
+        """Combine the counters of a period with the newest gauges."""
+        p50, p99 = (
+            np.percentile(period.latencies, [50, 99]).tolist() if period.latencies else (None, None)
+        )
+        return WorkerProgress(
+            worker_id=self._dependencies.worker_id,
+            seconds=self._dependencies.clock.monotonic() - period.began,
+            **period.counts,
+            leases=tuple(sorted(positions)),
+            millis_behind_latest=dict(lag.millis),
+            lag_unknown=lag.unknown,
+            paused=dict(paused),
+            positions=dict(positions),
+            stalled=dict(stalled),
+            table_version=self.table_version,
+            put_to_commit_millis_p50=p50,
+            put_to_commit_millis_p99=p99,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    at: float
+    commit_millis: float
+    waits: tuple[float, ...]
+
+
+class RecentBatches:
+    """Durations of the newest committed batches. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._batches: deque[_Batch] = deque(maxlen=_BATCHES)
+
+    def note(self, commit_millis: float, waits: Sequence[float]) -> None:
+        """Add a batch.
+
+        Args:
+            commit_millis: Time to write and commit it.
+            waits: Put-to-commit milliseconds of its sampled records. About 100 are kept.
+        """
+        kept = tuple(waits[:: len(waits) // _SAMPLES + 1])
+        with self._lock:
+            self._batches.append(_Batch(self._clock.monotonic(), commit_millis, kept))
+
+    def last_age_seconds(self) -> float | None:
+        """Return the age of the last batch; None without one."""
+        with self._lock:
+            last = self._batches[-1].at if self._batches else None
+        return None if last is None else max(self._clock.monotonic() - last, 0.0)
+
+    def percentiles_99(self) -> tuple[int | None, int | None]:
+        """Return the p99 of the commit time and of put-to-commit, in milliseconds.
+
+        None: no batch was committed in the last `RECENT_SECONDS`.
+        """
+        begin = self._clock.monotonic() - RECENT_SECONDS
+        with self._lock:
+            recent = [batch for batch in self._batches if batch.at >= begin]
+        commits = [batch.commit_millis for batch in recent]
+        return _p99(commits), _p99([wait for batch in recent for wait in batch.waits])
+
+
+def _p99(values: Sequence[float]) -> int | None:
+    return round(float(np.percentile(values, 99))) if values else None
+
+
+def worker_status(
+    dependencies: WorkerDependencies,
+    leases: HeldLeases,
+    source: BatchSource,
+    lifecycle: Lifecycle,
+    stats: WorkerStats,
+    lag: Lag,
+    pauses: Mapping[str, ShardPause],
+    *,
+    sink_failures: tuple[int, str | None],
+    unavailable: tuple[UnavailableStream, ...] | None,
+    hung: HungState | None,
+    stalled: tuple[StalledLease, ...] = (),
+) -> WorkerStatus:
+    """Return the status now. The next renewals write up to when the shards are read.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        leases: The held leases.
+        source: Knows how far each shard was read.
+        lifecycle: Knows which shards wait for their parents.
+        stats: Counts committed batches and dead letters.
+        lag: The lag of committed data.
+        pauses: The paused shards.
+        sink_failures: The number of batches in a row that the sink refused, and why.
+        unavailable: Streams that this worker's leader could not use. None: it does not lead.
+        hung: Set while the worker is hung.
+        stalled: The leases that make no progress, those that stand still longest first.
+    """
+    now, sink = dependencies.clock.monotonic(), dependencies.sink
+    processors = sink if isinstance(sink, ProcessorCalls) else None
+    for key, millis in lag.millis.items():
+        state = source.state_of(key)
+        if state is None or state.read_up_to_millis is None or state.read_at is None:
+            continue
+        if processors is not None and not processors.is_checkpointed(key):
+            continue
+        # All records are in the table that arrived until the shard was read, or until the arrival
+        # of its oldest record that is not committed. Both are times of the service, because the
+        # next owner of the lease may run on a host with another clock.
+        served = state.read_up_to_millis + (state.behind_millis or 0)
+        committed = served + round((now - state.read_at) * 1000) - millis
+        leases.note_read_up_to(key, min(state.read_up_to_millis, committed))
+    paused = tuple(
+        PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
+    )
+    more_lags, more_lags_millis = other_lags(lag.millis)
+    return WorkerStatus(
+        lag.worst_millis,
+        len(lag.unknown),
+        paused,
+        len(paused),
+        furthest_behind(lag.millis),
+        stats.dead_letters,
+        *sink_failures,
+        unavailable=unavailable,
+        totals=stats.totals(),
+        version=__version__,
+        more_lags=more_lags,
+        more_lags_millis=more_lags_millis,
+        streams=lags_by_stream(lag.millis, lag.unknown),
+        hung=hung,
+        stalled=stalled[:MAX_STALLED],
+        stalled_leases=len(stalled),
+        read_leases=_read_leases(leases, source, lifecycle),
+    )
+
+
+def _read_leases(leases: HeldLeases, source: BatchSource, lifecycle: Lifecycle) -> int:
+    """Count the held leases whose shard was read, or need not be read now."""
+
+    def is_read(held: Held) -> bool:
+        reading = source.state_of(held.lease_key)
+        return (reading is not None and reading.read_at is not None) or lifecycle.waits_for_parents(
+            held
+        )
+
+    return sum(not held.lease.ended and is_read(held) for held in leases.held())
