@@ -36,10 +36,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
+from kcl_pipeline.delta.address import table_root
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.position import Position

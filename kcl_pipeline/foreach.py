@@ -27,9 +27,9 @@ from kcl_pipeline.arguments import (
 )
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, ShardRange, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
+from kcl_pipeline.delta.address import StorageOptions
 from kcl_pipeline.delta.settings import DeltaSink, check_address
-from kcl_pipeline.delta.storage.options import StorageOptions
+from kcl_pipeline.delta.sink import DeadLetterTable
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.settings_errors import names_only, without_credentials

@@ -24,8 +24,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from kcl_pipeline.aws import Removals
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.delta.announced import AnnouncementRemoval
-from kcl_pipeline.delta.maintenance import table_exists
+from kcl_pipeline.delta.maintenance import AnnouncementRemoval, table_exists
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import (
     ApplicationInUseError,

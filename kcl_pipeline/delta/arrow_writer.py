@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.delta.address import table_root
 from kcl_pipeline.delta.files import batch_folder, write_table
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.schema import untyped
-from kcl_pipeline.delta.storage.storage import Storage, open_storage, table_root
+from kcl_pipeline.delta.storage import Storage, open_storage
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.transform.arrow import (

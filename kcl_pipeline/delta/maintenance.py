@@ -1,15 +1,14 @@
-"""Compact and vacuum a table while workers write to it.
+"""Compact and vacuum a table while workers write to it, and delete announcements.
 
-Both commit to the log like any other writer: a worker that loses the race for a version tries the
-next one. Neither changes an application transaction.
+Compaction and vacuum commit to the log like any other writer: a worker that loses the race for a
+version tries the next one. Neither changes an application transaction.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,19 +16,18 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.delta.address import delta_options, table_root
 from kcl_pipeline.delta.errors import delta_errors
-from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.storage.options import delta_options
-from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.delta.log import DeltaLog
+from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.sinks.announcements import (
     FOLDER,
-    MAX_ANNOUNCEMENT_BYTES,
     AnnouncementError,
-    decoded,
-    is_announcement,
+    PreparedBatch,
+    read_announcements,
 )
-from kcl_pipeline.sinks.objects import UnsafeObjectError
+from kcl_pipeline.sinks.log import UnsafeObjectError
 
 DEFAULT_RETENTION_HOURS: Final = 168
 MINIMUM_RETENTION_HOURS: Final = 1
@@ -217,22 +215,14 @@ def guarded_retention(
     now = int(SystemClock().wall() * 1000)
     oldest = now - retention_hours * _HOUR_MILLIS
     with delta_errors(f"could not read the announcements of {uri}", storage_options):
-        current = [
-            one.path.removeprefix(f"{FOLDER}/")
-            for one in storage.list(FOLDER)
-            if one.modified_millis >= oldest and is_announcement(one.path)
-        ]
-        found = storage.read_each(FOLDER, current, MAX_ANNOUNCEMENT_BYTES) if current else ()
-        for path, data in found:
-            if isinstance(data, FileNotFoundError | UnsafeObjectError):
-                continue  # It has landed meanwhile, or is none: it is never committed.
-            if isinstance(data, OSError):
-                raise data
-            # A malformed announcement is never committed, so its files need no protection.
-            with suppress(AnnouncementError):
-                files = decoded(data, path).files
-                times = (file.modified_millis - _CLOCK_MARGIN_MILLIS for file in files)
+        for _, found in read_announcements(storage, oldest):
+            if isinstance(found, PreparedBatch):
+                times = (file.modified_millis - _CLOCK_MARGIN_MILLIS for file in found.files)
                 oldest = min([oldest, *times])
+            # Another one has landed meanwhile, or is malformed: it is never committed, so its
+            # files need no protection.
+            elif not isinstance(found, AnnouncementError | FileNotFoundError | UnsafeObjectError):
+                raise found
     return max(retention_hours, math.ceil((now - max(oldest, 0)) / _HOUR_MILLIS))
 
 
@@ -259,3 +249,61 @@ def _open(uri: str, storage_options: Mapping[str, str] | None) -> Any:
     with delta_errors(f"could not open {uri}", storage_options):
         root = table_root(uri)
         return DeltaTable(root, storage_options=delta_options(root, storage_options))
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The announcements of an application in one table.
+
+    Attributes:
+        names: Object names of its announcements, sorted.
+        unknown: Number of objects whose application cannot be read. They stay until vacuum.
+    """
+
+    names: tuple[str, ...] = ()
+    unknown: int = 0
+
+
+class AnnouncementRemoval:
+    """The announcements of one application in one table.
+
+    Args:
+        uri: Address of the table.
+        application_name: The application.
+        storage_options: Options of delta-rs.
+    """
+
+    def __init__(
+        self, uri: str, application_name: str, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self.uri = table_root(uri)
+        self._prefix = f"{application_name}/"
+        self._options = storage_options
+        self._storage = open_storage(self.uri, storage_options)
+
+    def find(self) -> Announced:
+        """List and read the announcements.
+
+        Raises:
+            SinkError: The table's folder cannot be read.
+        """
+        names: list[str] = []
+        unknown = 0
+        with delta_errors(f"could not read the announcements of {self.uri}", self._options):
+            for name, found in read_announcements(self._storage):
+                if not isinstance(found, PreparedBatch):
+                    # One that does not exist any more was committed and deleted since.
+                    unknown += not isinstance(found, FileNotFoundError)
+                elif all(entry.key.startswith(self._prefix) for entry in found.entries):
+                    names.append(name)
+        return Announced(tuple(sorted(names)), unknown)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete announcements. One that does not exist any more is no error.
+
+        Raises:
+            SinkError: One cannot be deleted.
+        """
+        with delta_errors(f"could not delete an announcement of {self.uri}", self._options):
+            for name in names:
+                self._storage.delete(name)

@@ -1,20 +1,441 @@
-"""Commit batches to a Delta table exactly once."""
+"""Commit batches to a Delta table exactly once, and append failed records to its dead letters.
+
+`DeltaCommitter` is the `Sink` of a worker. It is the `TableSink` of a `DeltaTableLog`, which reads
+and writes one log (`log.DeltaLog`), and checks the table before each commit.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from kcl_pipeline.batch import Written
+import pyarrow as pa
+
+from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
+from kcl_pipeline.delta import positions
+from kcl_pipeline.delta.address import is_local, is_s3, s3_option
+from kcl_pipeline.delta.errors import cause_of, first_line
+from kcl_pipeline.delta.files import BATCH_FOLDER, unique_name, write_table
+from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.schema import (
+    delta_schema,
+    misfit,
+    missing_columns,
+    partition_misfit,
+    untyped,
+    untyped_reason,
+)
 from kcl_pipeline.delta.settings import DeltaSink
-from kcl_pipeline.delta.table_log import DeltaTableLog
-from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.events import EventSink, TableRestored, ignore_events
 from kcl_pipeline.sinks.announcements import AnnouncementStore
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.log import Head
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
+from kcl_pipeline.sinks.table import MAX_ATTEMPTS, TableSink, backoff_seconds
 
-__all__ = ["DeltaCommitter", "DeltaSink"]
+__all__ = ["DeadLetterTable", "DeltaCommitter", "DeltaSink", "DeltaTableLog", "is_batch_file"]
+
+TABLE_PROPERTIES: Final = {"delta.checkpointInterval": "50"}
+_YOUNG_SECONDS: Final = 3600.0
+"""Shortest time between the writing of a file and its removal by a vacuum."""
+_PATH: Final = re.compile(
+    r"batches/[A-Za-z0-9][A-Za-z0-9.-]{0,79}-(?P<unique>[0-9a-f]{32})"  # `files.batch_folder`
+    r"(/[0-9a-f]{32})?"  # of a task
+    r"(/[^/\\=\x00-\x1f\x7f]+=[^/\\\x00-\x1f\x7f]*)*"  # partition values, as Spark writes them
+    r"/[A-Za-z0-9][A-Za-z0-9._-]*\.parquet"
+)
+"""The path of a batch file. A whitelist: no `..`, no absolute path, nothing in `_delta_log`."""
+
+
+def is_batch_file(path: str, name: str) -> bool:
+    """Return whether a path is that of a file in the batch folder whose unique part is `name`."""
+    match = _PATH.fullmatch(path)
+    return match is not None and match["unique"] == name
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHead:
+    """The `Head` of a Delta table."""
+
+    version: int
+    changed: int
+    _log: DeltaLog
+    _look: Callable[[str], None]
+
+    @property
+    def table_id(self) -> str:
+        """See `Head`."""
+        return self._log.table_id
+
+    @property
+    def form(self) -> str:
+        """See `Head`."""
+        return self._log.layout.digest
+
+    def stored(self, key: str) -> StoredPosition:
+        """See `Head`."""
+        found = positions.stored(key, self._log.transaction)
+        if found != NOTHING_STORED:
+            self._look(key)
+        return found
+
+
+class DeltaTableLog:
+    """The `Log` of a Delta table. It checks the table before each commit.
+
+    Others may change a table while workers write to it: add a check constraint, add columns, or let
+    application transactions expire. So the table and the columns of a batch are checked again
+    whenever an entry of the log has changed the table's metadata.
+
+    Args:
+        sink: The settings of the table.
+        clock: Measures the waits of writers that add columns at the same time.
+        rng: Spreads these waits.
+        application: Name of the application.
+        events: Receives `TableRestored`, once for each RESTORE after the first commit of the
+            application.
+        any_partitions: Whether the table may have other partition columns than the settings.
+    """
+
+    def __init__(
+        self,
+        sink: DeltaSink,
+        clock: Clock,
+        rng: random.Random,
+        application: str = "",
+        events: EventSink = ignore_events,
+        *,
+        any_partitions: bool = False,
+    ) -> None:
+        self._sink = sink
+        self._application = application
+        self._events = events
+        self._any_partitions = any_partitions
+        self._reported: set[tuple[int, str]] = set()
+        self._clock = clock
+        self._rng = rng
+        self._log = DeltaLog(sink.uri, sink.storage_options, clock)
+        self._checked = -1
+        self._fitting: pa.Schema | None = None
+        self.storage = self._log.storage
+        self._is_local = is_local(self._log.root)
+
+    @property
+    def name(self) -> str:
+        """See `Log`."""
+        return self._log.root
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns that the table is partitioned by."""
+        return self._log.partition_columns()
+
+    def columns(self) -> TableColumns:
+        """What a result must fit, as of the last read of the log.
+
+        If the table has changed since, `ensure` notices it before a commit.
+
+        Raises:
+            SinkError: The log cannot be read.
+        """
+        exists = self._log.version >= 0 or self._log.refresh()
+        return TableColumns(
+            self._log.schema if exists else None,
+            tuple(self._sink.partition_by),
+            self._sink.schema_evolution,
+            self.name,
+        )
+
+    def has_files(self, files: Sequence[DataFile]) -> bool:
+        """Return whether each file exists with its size."""
+        return all(self.storage.size(file.path) == file.size for file in files)
+
+    # -- before the first commit
+
+    def check(self) -> int | None:
+        """Check the store, and the table if it exists, before anything is committed.
+
+        Returns:
+            The table's version. None: it does not exist.
+
+        Raises:
+            TableMismatchError: The table may not be written.
+            SinkError: The store cannot be used now.
+        """
+        self._check_store()
+        try:
+            exists = self._log.refresh()
+        except SinkError as error:
+            reason = self._log.unopened()
+            if reason is None:
+                raise
+            raise self._unwritable(reason) from error
+        if not exists:
+            return None
+        self._check_table()
+        return self._log.version
+
+    def ensure(self, schema: pa.Schema) -> bool:
+        """See `Log`."""
+        before = self._log.version
+        if before < 0:
+            self._create(schema)
+        self._fit(schema)
+        return self._log.version != before
+
+    def _create(self, schema: pa.Schema) -> None:
+        """Create the table for this schema unless it exists."""
+        columns = delta_schema(schema)
+        reason = partition_misfit(columns, self._sink.partition_by)
+        if reason is None:
+            self._check_store()
+            if self._log.refresh():
+                return
+            reason = untyped_reason([field.name for field in untyped(schema)])
+        if reason:
+            raise TableMismatchError(f"{self.name}: {reason}")
+        properties = TABLE_PROPERTIES | dict(self._sink.table_properties)
+        self._log.create(columns, self._sink.partition_by, properties)
+        self._log.refresh()
+
+    # -- before each commit
+
+    def _check_store(self) -> None:
+        """Check that the store can create an object only if it does not exist.
+
+        The first call writes to the store.
+
+        Raises:
+            TableMismatchError: It cannot, so two writers could commit the same version.
+            SinkError: The store cannot be used now.
+        """
+        options = self._sink.storage_options
+        if is_s3(self.name):
+            unsafe = s3_option(options, "s3_allow_unsafe_rename")
+            if (unsafe or os.environ.get("AWS_S3_ALLOW_UNSAFE_RENAME", "")).lower() == "true":
+                raise TableMismatchError(
+                    "AWS_S3_ALLOW_UNSAFE_RENAME=true lets two writers commit the same version of "
+                    f"{self.name}, and one of them loses its rows. Leave the option out."
+                )
+        try:
+            refuses = self.storage.creates_once()
+        except OSError as error:
+            message = f"cannot check the store of {self.name}: {first_line(error, options)}"
+            raise SinkError(message) from cause_of(error, options)
+        if not refuses:
+            raise TableMismatchError(
+                f"the store of {self.name} ignores conditional writes (If-None-Match) and replaces "
+                "existing objects, so two writers would commit the same version and lose rows. "
+                "Use a store with conditional writes."
+            )
+
+    def _check_table(self) -> None:
+        """Check that the table may be written with these settings.
+
+        Does nothing while the table's metadata does not change.
+
+        Raises:
+            TableMismatchError: The table may not be written.
+        """
+        if self._checked == self._log.metadata_changes:
+            return
+        self._fitting = None
+        columns, configured = self.partition_columns, tuple(self._sink.partition_by)
+        if columns != configured and not self._any_partitions:
+            raise TableMismatchError(
+                f"partition_by={list(configured)} does not fit {self.name}, which is "
+                f"partitioned by {list(columns)}; write partition_by={columns!r}"
+            )
+        reason = self._log.unsupported()
+        if reason:
+            raise self._unwritable(reason)
+        self._checked = self._log.metadata_changes
+
+    def _unwritable(self, reason: str) -> TableMismatchError:
+        return TableMismatchError(
+            f"{self.name} has {reason}, which exactly-once commits of finished files do not "
+            "support; remove it from the table, or use another table"
+        )
+
+    def _fit(self, schema: pa.Schema) -> None:
+        """Check the table, and that a batch of this schema fits.
+
+        With `schema_evolution` the batch's new columns are added. The log may then be at a newer
+        version.
+
+        Raises:
+            TableMismatchError: The table may not be written, or the batch does not fit.
+            SinkError: The columns cannot be added.
+        """
+        self._check_store()
+        self._check_table()
+        for attempt in range(MAX_ATTEMPTS):
+            if self._fitting is not None and self._fitting.equals(schema):
+                return
+            known = self._log.schema
+            reason = misfit(known, schema)
+            if reason is None:
+                self._fitting = schema
+                return
+            added, allowed = missing_columns(known, schema), self._sink.schema_evolution
+            if not allowed or not added or misfit(pa.schema([*known, *added]), schema):
+                hint = "; set schema_evolution=True to add columns" if added and not allowed else ""
+                raise TableMismatchError(
+                    f"the transform's output does not fit {self.name}: {reason}{hint}"
+                )
+            before = self._log.version
+            try:
+                self._log.add_columns(added)
+                self._log.refresh()
+            except SinkError:
+                self._log.refresh()
+                if self._log.version == before:
+                    raise
+                self._back_off(attempt)
+            self._check_table()
+        raise SinkError(
+            f"{self.name}: {MAX_ATTEMPTS} attempts to add columns lost to other writers"
+        )
+
+    def _back_off(self, attempt: int) -> None:
+        self._clock.sleep(self._rng.uniform(0, backoff_seconds(attempt)))
+        if not self._log.refresh():
+            raise SinkError(f"the table {self.name} does not exist any more")
+
+    # -- commits
+
+    def read(self) -> DeltaHead | None:
+        """See `Log`. It also checks that the table may be written with these settings."""
+        if not self._log.refresh():
+            return None
+        self._check_table()
+        return self._head()
+
+    def peek(self) -> DeltaHead | None:
+        """See `Log`."""
+        return self._head() if self._log.peek() else None
+
+    def _head(self) -> DeltaHead:
+        _ = self._log.table_id  # It opens the table again if another program has changed it.
+        changed = self._log.changed // len(positions.SUFFIXES)
+        return DeltaHead(self._log.version, changed, self._log, self._report_restores)
+
+    def add(
+        self, head: Head, files: Sequence[DataFile], sets: Mapping[str, StoredPosition]
+    ) -> None:
+        """See `Log`. The log entry of a version is created only if it does not exist."""
+        self._check_store()
+        if self._log.version != head.version:
+            raise SinkError(f"{self.name} is not at version {head.version} any more")
+        found = [positions.transactions(key, stored) for key, stored in sets.items()]
+        self._log.append(files, {name: value for one in found for name, value in one.items()})
+
+    def batch_name(self, files: Sequence[DataFile]) -> str | None:
+        """See `Log`: the unique part of the folder of the files."""
+        matches = [_PATH.fullmatch(one.path) for one in files]
+        folders = {None if match is None else match["unique"] for match in matches}
+        if len(folders) > 1:
+            return None
+        return folders.pop() if folders else unique_name()
+
+    def problem(self, name: str, files: Sequence[DataFile]) -> str | None:
+        """See `Log`.
+
+        In an object store the size costs a request for each file. A young file is there: its writer
+        announces it after it was written, and no program removes it so soon.
+        """
+        young = 0.0 if self._is_local else self._clock.wall() - _YOUNG_SECONDS
+        for file in files:
+            if not is_batch_file(file.path, name):
+                return "a path is not that of a file in the announcer's own folder"
+            reason = self._log.layout.problem(file.partition_values)
+            if reason is not None:
+                return reason
+            is_young = young and file.modified_millis >= young * 1000
+            if not is_young and not self.has_files([file]):
+                return f"a file of {file.size} bytes is not there"
+        return None
+
+    def upkeep(self, version: int) -> None:
+        """See `Log`: it writes a log checkpoint from time to time."""
+        self._log.maintain(version)
+
+    def _report_restores(self, key: str) -> None:
+        """Report each RESTORE after the first commit of a shard that the table knows.
+
+        The keys of announced batches may be those of other applications.
+        """
+        if not key.startswith(f"{self._application}/"):
+            return
+        for one in self._log.restores:
+            known = (one.version, one.restored_to)
+            if known not in self._reported and one.is_after_first_commit(positions.names(key)[0]):
+                self._reported.add(known)
+                self._events(TableRestored(one.version, one.restored_to, self._log.table_id))
+
+
+class DeadLetterTable:
+    """Appends failed records to a Delta table, created when it is first needed. Not thread-safe.
+
+    A batch that cannot be committed is read, transformed and written again, by this worker or
+    another one, and often with another end. Its dead letters are then appended again: readers take
+    one row of each record (docs/dead-letters.md).
+
+    Args:
+        sink: Settings of the table: its address and storage options.
+        clock: For waiting.
+        rng: For waiting.
+    """
+
+    def __init__(self, sink: DeltaSink, clock: Clock, rng: random.Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        evolving = replace(sink, schema_evolution=True)
+        # A user may have created the table with partition columns.
+        self._log = DeltaTableLog(evolving, clock, rng, any_partitions=True)
+
+    def append(self, records: pa.Table) -> None:
+        """Append the records. A row is written once per call, whatever is lost on the way.
+
+        Raises:
+            SinkError: The table cannot be written, or the outcome is not known. Call again.
+        """
+        if not records.num_rows:
+            return
+        head = self._log.read()
+        files: tuple[DataFile, ...] = ()
+        for attempt in range(MAX_ATTEMPTS):
+            if self._log.ensure(records.schema) or head is None:
+                head = self._log.read()
+            if head is None:
+                raise SinkError(f"the table {self._log.name} does not exist any more")
+            files = files or write_table(
+                self._log.storage,
+                f"{BATCH_FOLDER}/dead-letters-{unique_name()}",
+                TableColumns().convert(records),
+                self._log.partition_columns,
+                modified_millis=int(self._clock.wall() * 1000),
+            )
+            version = head.version
+            try:
+                self._log.add(head, files, {})
+            except SinkError:
+                head = self._log.read()
+                if head is not None and head.version == version:
+                    raise
+                # Another writer was faster, or this commit has landed and its answer was lost. A
+                # table has a file once, however often it is added.
+                self._clock.sleep(self._rng.uniform(0, backoff_seconds(attempt)))
+            else:
+                self._log.upkeep(version + 1)
+                return
+        raise SinkError(f"{self._log.name}: {MAX_ATTEMPTS} attempts lost to other writers")
 
 
 class DeltaCommitter(TableSink):
@@ -61,6 +482,6 @@ class DeltaCommitter(TableSink):
             return self._table.check()
 
     def columns(self) -> TableColumns:
-        """What the result of a transform must fit (see `TableCheck.columns`)."""
+        """What the result of a transform must fit (see `DeltaTableLog.columns`)."""
         with self._lock:
             return self._table.columns()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -27,8 +27,7 @@ from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.events import AnnouncementRejected, EventSink, ignore_events
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.log import Head, Log
-from kcl_pipeline.sinks.objects import ObjectStore, StoredObject, UnsafeObjectError
+from kcl_pipeline.sinks.log import Head, Log, ObjectStore, StoredObject, UnsafeObjectError
 from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.text import printable
@@ -184,6 +183,30 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
     if len(batch.keys) != len(batch.entries):
         raise AnnouncementError("it names a shard twice")
     return batch
+
+
+def read_announcements(
+    objects: ObjectStore, since_millis: int = 0
+) -> Iterator[tuple[str, PreparedBatch | AnnouncementError | OSError]]:
+    """Read the announcements of a table: yield the name of each with its batch, or why it has none.
+
+    Args:
+        objects: Has the announcements below `FOLDER`.
+        since_millis: Only objects that were modified at this time or later.
+
+    Raises:
+        OSError: They cannot be listed.
+    """
+    listed = [one.path for one in objects.list(FOLDER) if one.modified_millis >= since_millis]
+    names = [path.removeprefix(f"{FOLDER}/") for path in listed if is_announcement(path)]
+    for path in listed:
+        if not is_announcement(path):
+            yield path, AnnouncementError("its name is not the name of an announcement")
+    for path, data in objects.read_each(FOLDER, names, MAX_ANNOUNCEMENT_BYTES) if names else ():
+        try:
+            yield path, data if isinstance(data, OSError) else decoded(data, path)
+        except AnnouncementError as error:
+            yield path, error
 
 
 def _values(stored: StoredPosition) -> _Stored:

@@ -327,8 +327,12 @@ class TableSink:
         return self._head
 
     def _back_off(self, attempt: int) -> None:
-        longest = min(_BACKOFF_LIMIT_SECONDS, _BACKOFF_SECONDS * 2 ** min(attempt, 10))
-        self._clock.sleep(self._rng.uniform(0, longest))
+        self._clock.sleep(self._rng.uniform(0, backoff_seconds(attempt)))
+
+
+def backoff_seconds(attempt: int) -> float:
+    """Return the longest wait after an attempt (from 0) that lost to another writer."""
+    return min(_BACKOFF_LIMIT_SECONDS, _BACKOFF_SECONDS * 2.0 ** min(attempt, 10))
 
 
 class CommitPace:

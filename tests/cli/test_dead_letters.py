@@ -11,7 +11,7 @@ import pytest
 
 from kcl_pipeline.cli.doctor.sink import check_dead_letters
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.dead_letters.replayed import mark_replayed
+from kcl_pipeline.delta.dead_letters import mark_replayed
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.status.findings import FindingLevel
 from tests.delta.test_replayed import letters

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from kcl_pipeline.delta import storage as local
 from kcl_pipeline.delta.maintenance import guarded_retention, measured_vacuum, vacuum
-from kcl_pipeline.delta.storage import local
 from kcl_pipeline.errors import SinkError
 from tests.support.announcing import announce, contend
 from tests.support.cli_fleet import run, run_json

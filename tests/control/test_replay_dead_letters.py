@@ -19,7 +19,7 @@ from kcl_pipeline.control.replay import letters as letters_module
 from kcl_pipeline.control.replay import texts
 from kcl_pipeline.control.replay.letters import LettersReplay
 from kcl_pipeline.control.replay.request import ReplayRequest
-from kcl_pipeline.delta.dead_letters.replayed import mark_replayed
+from kcl_pipeline.delta.dead_letters import mark_replayed
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import DeadLettersUnreadable
 from kcl_pipeline.local import EmbeddedAws

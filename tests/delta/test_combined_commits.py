@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.delta.storage.storage import open_storage
+from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementStore, PreparedBatch

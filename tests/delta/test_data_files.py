@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kcl_pipeline.delta.files import partition_value, write_parquet
-from kcl_pipeline.delta.layout import TableLayout
+from kcl_pipeline.delta.files import TableLayout, partition_value, write_parquet
 
 
 def table_of(sizes: list[int]) -> pa.Table:

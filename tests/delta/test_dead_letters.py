@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
+from kcl_pipeline.delta.sink import DeadLetterTable
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from tests.support.delta_tables import dead_letter_table as table
 from tests.support.delta_tables import log_lines
@@ -93,14 +93,14 @@ def test_there_are_no_transactions(uri: str) -> None:
 
 
 def interrupted(worker: DeadLetterTable, rival: Callable[[], object]) -> DeadLetterTable:
-    append = worker._log.append
+    append = worker._log.add
 
     def paused(*arguments: object) -> None:
-        worker._log.append = append  # type: ignore[method-assign]
+        worker._log.add = append  # type: ignore[method-assign]
         rival()
         append(*arguments)  # type: ignore[arg-type]
 
-    worker._log.append = paused  # type: ignore[method-assign]
+    worker._log.add = paused  # type: ignore[method-assign]
     return worker
 
 
@@ -113,7 +113,7 @@ def test_another_writer_is_faster(uri: str) -> None:
 def test_a_lost_answer_repeats_nothing(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = table(uri)
     worker.append(letters(1))
-    append, calls = worker._log.append, []
+    append, calls = worker._log.add, []
 
     def lands_and_fails(*arguments: object) -> None:
         append(*arguments)  # type: ignore[arg-type]
@@ -124,13 +124,13 @@ def test_a_lost_answer_repeats_nothing(uri: str, monkeypatch: pytest.MonkeyPatch
     def fails(*_: object) -> None:
         raise SinkError("not sent")
 
-    monkeypatch.setattr(worker._log, "append", lands_and_fails)
+    monkeypatch.setattr(worker._log, "add", lands_and_fails)
     worker.append(letters(2))
     assert there(uri) == [1, 2]
-    monkeypatch.setattr(worker._log, "append", fails)
+    monkeypatch.setattr(worker._log, "add", fails)
     with pytest.raises(SinkError, match="not sent"):
         worker.append(letters(3))
-    monkeypatch.setattr(worker._log, "append", append)
+    monkeypatch.setattr(worker._log, "add", append)
     worker.append(letters(3))
     assert there(uri) == [1, 2, 3]
 

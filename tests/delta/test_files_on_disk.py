@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.storage.storage import open_storage
+from kcl_pipeline.delta.storage import open_storage
 from tests.support.delta_tables import committer, entry
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])

@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
-from kcl_pipeline.delta.storage import local
-from kcl_pipeline.delta.storage.local import LocalStorage
-from kcl_pipeline.delta.table_log import DeltaTableLog
+from kcl_pipeline.delta import storage as local
+from kcl_pipeline.delta.sink import DeltaTableLog
+from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.sinks.announcements import (
     FOLDER,
     MAX_ANNOUNCEMENT_BYTES,

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.delta.layout import TableLayout
+from kcl_pipeline.delta.files import TableLayout
 from tests.support.announcement_attack import Attack, assert_harmless
 from tests.support.delta_tables import at, ids
 

@@ -16,11 +16,10 @@ from moto.s3.models import s3_backends
 
 from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.log.entries import entry_facts
-from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.entries import entry_facts, read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.storage.storage import Storage, open_storage
+from kcl_pipeline.delta.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.announcements import FOLDER
 from tests.support.announcing import announce

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kcl_pipeline.delta.storage import page_cache
-from kcl_pipeline.delta.storage.local import LocalStorage
-from kcl_pipeline.delta.storage.page_cache import LARGE_BYTES, drop_pages
+from kcl_pipeline.delta import storage as page_cache
+from kcl_pipeline.delta.storage import LARGE_BYTES, LocalStorage, drop_pages
 from tests.support.delta_tables import put
 
 LARGE = bytes(LARGE_BYTES)

@@ -14,7 +14,7 @@ from kcl_pipeline import DeltaSink
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import compact, vacuum
-from kcl_pipeline.delta.table_log import is_batch_file
+from kcl_pipeline.delta.sink import is_batch_file
 from kcl_pipeline.errors import TransformFailedError
 from tests.support.delta_tables import Committer, entry, seq
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.positions import names, stored, transactions
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import TRIM_HORIZON, Position

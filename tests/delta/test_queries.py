@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from kcl_pipeline.delta.dead_letters.queries import read_rows
+from kcl_pipeline.delta.dead_letters import read_rows
 
 PACKAGE = Path(__file__).parents[2] / "kcl_pipeline"
 COUNT = """
 import sys
 from deltalake import DeltaTable
-from kcl_pipeline.delta.dead_letters.queries import read_rows
+from kcl_pipeline.delta.dead_letters import read_rows
 print(read_rows(DeltaTable(sys.argv[1]), "select sum(n) as n from rows")["n"][0])
 """
 

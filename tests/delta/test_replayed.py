@@ -9,11 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from kcl_pipeline.delta.dead_letters.replayed import (
-    DeadLetterCounts,
-    count_dead_letters,
-    mark_replayed,
-)
+from kcl_pipeline.delta.dead_letters import DeadLetterCounts, count_dead_letters, mark_replayed
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.worker.failures import DEAD_LETTER_SCHEMA
 from tests.support.delta_tables import dead_letter_table

@@ -15,10 +15,9 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.delta.table_log import DeltaTableLog
+from kcl_pipeline.delta.sink import DeltaSink, DeltaTableLog
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
 from kcl_pipeline.sinks.sink import CommitOutcome
 from tests.support.delta_tables import (

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.log.entries import entry_path
+from kcl_pipeline.delta.entries import entry_path
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.delta.storage.storage import open_storage
+from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import StoredPosition

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from kcl_pipeline.delta.files import write_table
-from kcl_pipeline.delta.storage.storage import Storage, open_storage
+from kcl_pipeline.delta.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.sinks.objects import UnsafeObjectError
+from kcl_pipeline.sinks.log import UnsafeObjectError
 from tests.support.delta_tables import put
 
 BUCKET = "storage-of-parts"  # bucket names are global, and other tests have theirs in this process

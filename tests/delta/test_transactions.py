@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.log.entries import entry_path
-from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.entries import entry_path, read_transactions
+from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.storage.storage import LocalStorage
+from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.errors import SinkError
 from tests.support.delta_tables import NONE, committer, entry, seq, upkeep_ended, written
 
@@ -169,7 +168,7 @@ def test_a_table_without_checkpoints_is_read_from_its_first_entry_or_not_at_all(
     found = [read_transactions(storage, version) for version in range(4)]
     assert found[0] == {}
     assert [one and one[low] for one in found[1:]] == [1, 2, 3]
-    monkeypatch.setattr("kcl_pipeline.delta.log.transactions.MAX_ENTRIES", 3)
+    monkeypatch.setattr("kcl_pipeline.delta.entries.MAX_ENTRIES", 3)
     assert [read_transactions(storage, version) for version in (2, 3)] == [found[2], None]
 
 
@@ -223,7 +222,7 @@ def test_a_log_whose_transactions_cannot_be_read_is_opened_again(
     uri, _ = grown(tmp_path, 5)
     sink = committer(uri)
     with monkeypatch.context() as patched:
-        patched.setattr("kcl_pipeline.delta.log.delta_log.read_transactions", lambda *_: None)
+        patched.setattr("kcl_pipeline.delta.log.read_transactions", lambda *_: None)
         assert sink.stored("x") == NONE
         patched.setattr(
             DeltaTable, "transaction_version", lambda *_: (_ for _ in ()).throw(OSError("removed"))

@@ -159,7 +159,7 @@ def test_a_worker_writes_the_table(python, tmp_path):
         python,
         "-c",
         "from deltalake import DeltaTable; "
-        "from kcl_pipeline.delta.dead_letters.queries import read_rows; "
+        "from kcl_pipeline.delta.dead_letters import read_rows; "
         "found = read_rows(DeltaTable('lake/lean'), 'select size from rows')['size']; "
         "print(sum(found.to_pylist()))",
         cwd=tmp_path,

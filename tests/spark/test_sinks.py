@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from kcl_pipeline.batch import Batch, ShardRange, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
-from kcl_pipeline.delta.storage.storage import open_storage
+from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.foreach import BatchIdentity, ForeachBatchSink
 from kcl_pipeline.position import TRIM_HORIZON, Position

@@ -17,10 +17,9 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
-from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.delta.storage.storage import Storage
+from kcl_pipeline.delta.log import DeltaLog
+from kcl_pipeline.delta.sink import DeadLetterTable, DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage import Storage
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition

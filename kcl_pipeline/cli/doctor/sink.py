@@ -8,7 +8,7 @@ from typing import Any
 from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.cli.doctor.setup import ok, problem, warning
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
+from kcl_pipeline.delta.dead_letters import count_dead_letters
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.errors import KclError, TableMismatchError

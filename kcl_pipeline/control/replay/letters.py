@@ -39,9 +39,14 @@ from kcl_pipeline.batch import (
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.control.replay.pipeline import MAX_BATCH_RECORDS, replay_pipeline
 from kcl_pipeline.control.sinks import position_sink
-from kcl_pipeline.delta.dead_letters.records import NO_TABLE, DeadLetterRecords, Selection
-from kcl_pipeline.delta.dead_letters.replayed import mark_records, open_dead_letters
-from kcl_pipeline.delta.storage.storage import table_root
+from kcl_pipeline.delta.address import table_root
+from kcl_pipeline.delta.dead_letters import (
+    NO_TABLE,
+    DeadLetterRecords,
+    Selection,
+    mark_records,
+    open_dead_letters,
+)
 from kcl_pipeline.errors import (
     ApplicationInUseError,
     SettingsError,
@@ -68,7 +73,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.config import ConsumerSettings
     from kcl_pipeline.control.replay.request import ReplayRequest
-    from kcl_pipeline.delta.dead_letters.records import DeadLetterPage, DeadLetterShard
+    from kcl_pipeline.delta.dead_letters import DeadLetterPage, DeadLetterShard
 
 KEY: Final = "dead-letters"
 """In place of a shard: the entry of the replay in the output, and the lease key of its failures."""

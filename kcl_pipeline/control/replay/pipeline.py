@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.delta.address import table_root
 from kcl_pipeline.delta.settings import DeltaSink
-from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from kcl_pipeline.delta.dead_letters.queries import read_rows
+from kcl_pipeline.delta.dead_letters import read_rows
 
 
 @dataclass(frozen=True, slots=True)

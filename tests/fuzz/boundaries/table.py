@@ -16,13 +16,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import DataFile, Written
-from kcl_pipeline.delta.layout import TableLayout
-from kcl_pipeline.delta.log.entries import MAX_NUMBER, entry_facts
-from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.entries import MAX_NUMBER, entry_facts, read_transactions
+from kcl_pipeline.delta.files import TableLayout
 from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.delta.storage.local import LocalStorage
-from kcl_pipeline.delta.table_log import is_batch_file
+from kcl_pipeline.delta.sink import DeltaSink, is_batch_file
+from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.events import AnnouncementRejected, Event
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementError, PreparedBatch, decoded
 from tests.fuzz import values

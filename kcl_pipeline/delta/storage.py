@@ -1,8 +1,7 @@
-"""Access a table's folder on a local disk.
+"""Read, write, list and delete objects below a table's root, on a disk or in an object store.
 
-Other users may write to the folder. Below the root no symbolic link is followed when an object is
-read, measured, listed or deleted. Only regular files are opened, and opening never blocks: a FIFO
-with an expected name is an error. The root itself may be a link.
+Object stores use the same storage options as the table's log. No write is conditional, except
+`create_new`: other objects that must not be overwritten get unique names from their writers.
 """
 
 from __future__ import annotations
@@ -10,20 +9,78 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from kcl_pipeline.delta.storage.page_cache import WrittenFiles
-from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
+from kcl_pipeline.delta.address import is_local, local_path
+from kcl_pipeline.sinks.log import ObjectStore, StoredObject, UnsafeObjectError
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+class Storage(ObjectStore, Protocol):
+    """The objects of a table: its log, its files and its announcements."""
+
+    def read(self, path: str, limit: int | None = None) -> bytes:
+        """Read the whole object.
+
+        Raises:
+            UnsafeObjectError: It has more than `limit` bytes, or is not a regular file.
+        """
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open the object to read parts of it. The caller closes it."""
+
+    def create_new(self, path: str, data: bytes) -> None:
+        """Create an object that does not exist, atomically. Its folder exists.
+
+        Raises:
+            OSError: It exists, or the outcome is not known.
+        """
+
+    def size(self, path: str) -> int | None:
+        """The object's size in bytes; None if it does not exist or is not a regular file."""
+
+    def list(
+        self, folder: str, limit: int | None = None, *, partial: bool = False, after: str = ""
+    ) -> list[StoredObject]:
+        """List the objects below a folder at any depth, sorted by path.
+
+        Objects that are not regular files are included. A missing folder gives an empty list.
+
+        Args:
+            folder: Path of the folder.
+            limit: Most objects to return; which ones is not defined.
+            partial: Include objects that are being written, or that a killed process was writing.
+            after: Only objects whose paths are sorted after this one.
+        """
+
+    def creates_once(self) -> bool:
+        """Find out whether the store refuses to create an object that exists.
+
+        Commits to the log need this.
+        """
+
+
+def open_storage(uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
+    """Open the storage below `uri`."""
+    if is_local(uri):
+        return LocalStorage(local_path(uri))
+    # Loaded here: a table on a local disk needs no client.
+    from kcl_pipeline.delta.object_store import ObjectStorage  # noqa: PLC0415
+
+    return ObjectStorage(uri.rstrip("/"), dict(storage_options or {}))
+
+
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
 _PART_BYTES: Final = 1024 * 1024
@@ -227,3 +284,55 @@ def _is_link(name: str, folder: int) -> bool:
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
+
+
+LARGE_BYTES: Final = 1024 * 1024
+"""Smaller files stay in the cache: they cost little, and a program may wait for them."""
+WAITING_BYTES: Final = 128 * 1024 * 1024
+"""Bytes of files that wait. The kernel drops only pages that it has written to the disk."""
+
+
+class WrittenFiles:
+    """Files of one table whose pages are dropped after others were written. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Path, int]] = deque()
+        self._bytes = 0
+
+    def add(self, path: Path) -> None:
+        """Let the kernel start to write a new file, and drop the pages of older ones.
+
+        A file that was removed meanwhile has no pages, and a system without this advice keeps them.
+        """
+        size = drop_pages(path, at_least=LARGE_BYTES)
+        if not size:
+            return
+        with self._lock:
+            self._waiting.append((path, size))
+            self._bytes += size
+            due = []
+            while self._bytes - self._waiting[0][1] >= WAITING_BYTES:
+                oldest, its = self._waiting.popleft()
+                self._bytes -= its
+                due.append(oldest)
+        for one in due:
+            drop_pages(one)
+
+
+def drop_pages(path: Path, at_least: int = 0) -> int:
+    """Drop the pages of a file that are on the disk, and start to write the others.
+
+    Returns:
+        Size of the file in bytes; 0 if it is smaller than `at_least`, or nothing was done.
+    """
+    with suppress(OSError, AttributeError):
+        descriptor = os.open(path, _FILE_FLAGS)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size >= at_least:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                return size
+        finally:
+            os.close(descriptor)
+    return 0

@@ -26,10 +26,10 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
+from kcl_pipeline.delta.address import delta_options, has_own_keys, is_s3, s3_option
 from kcl_pipeline.delta.errors import cause_of, first_line
-from kcl_pipeline.delta.storage.options import delta_options, has_own_keys, is_s3, s3_option
 from kcl_pipeline.pools import DaemonPool
-from kcl_pipeline.sinks.objects import StoredObject, UnsafeObjectError
+from kcl_pipeline.sinks.log import StoredObject, UnsafeObjectError
 
 _CLIENT: Final = frozenset(
     {

@@ -1,4 +1,4 @@
-"""Parse one Delta log entry, strictly and with limits: transactions, changes of metadata, RESTORE.
+"""Parse the entries and checkpoints of a Delta log, strictly and with limits.
 
 Entries of other writers are read too. An entry that does not follow the Delta protocol is an error,
 because a wrong transaction version would allow a batch to be committed twice. The caller then uses
@@ -14,8 +14,11 @@ from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import DataFile
+from kcl_pipeline.delta.storage import Storage
 from kcl_pipeline.text import printable
 
 MIN_NUMBER: Final = -(2**63)
@@ -202,3 +205,134 @@ def _check_lines(entry: bytes, actions: int) -> None:
     """Refuse a line with several actions. Empty lines are ignored."""
     if actions != sum(1 for line in entry.splitlines() if line.strip()):
         raise ValueError("a line of the Delta log is not exactly one action")
+
+
+MAX_RESTORES: Final = 16
+"""Only the newest are kept: each has the names of all transactions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """An entry that restored the table.
+
+    Attributes:
+        version: Version of the entry.
+        restored_to: The restored version or time, as text.
+        transactions: Names of the application transactions that the table had before. None: they
+            cannot be read.
+    """
+
+    version: int
+    restored_to: str
+    transactions: frozenset[str] | None
+
+    def is_after_first_commit(self, name: str) -> bool:
+        """Return whether a transaction that the table has now was set before this entry."""
+        return self.transactions is None or name in self.transactions
+
+
+def note_restore(
+    restores: list[Restore],
+    version: int,
+    restored_to: str,
+    before: Mapping[str, int | None] | None,
+) -> None:
+    """Add an entry that restored the table, and keep only the newest ones.
+
+    Args:
+        restores: The entries that are known, in their order.
+        version: Version of the entry.
+        restored_to: See `Restore`.
+        before: The transactions directly before the entry, with their versions; the version None is
+            that of a transaction that was never written. None: they cannot be read.
+    """
+    names = None
+    if before is not None:
+        names = frozenset(name for name, number in before.items() if number is not None)
+    restores.append(Restore(version, restored_to, names))
+    del restores[:-MAX_RESTORES]
+
+
+MAX_ENTRIES: Final = 1000
+"""Most entries since the last checkpoint. With more of them, delta-rs is faster."""
+MAX_HINT_BYTES: Final = 4 * 1024 * 1024
+MAX_PARTS: Final = 1000
+MAX_ACTIONS: Final = 10_000_000
+"""Most rows of one part of a checkpoint.
+
+Each row takes 13 bytes of memory, even a row without a transaction, which takes no file space.
+"""
+
+_LAST_CHECKPOINT: Final = "_delta_log/_last_checkpoint"
+
+
+class _Hint(msgspec.Struct):
+    """The file `_last_checkpoint` (Delta protocol, "Last Checkpoint File")."""
+
+    version: Annotated[int, msgspec.Meta(ge=0, le=10**18)]
+    part_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARTS)] | None = msgspec.field(
+        default=None, name="parts"
+    )
+
+
+_HINT: Final = msgspec.json.Decoder(_Hint)
+
+
+def read_transactions(
+    storage: Storage, version: int, restores: list[Restore] | None = None
+) -> dict[str, int] | None:
+    """Every application transaction as of `version` (inclusive); None if it cannot be read.
+
+    It cannot be read if the last checkpoint is newer than `version` or does not consist of Parquet
+    files, or if entries after it do not exist any more. Raises nothing.
+
+    Args:
+        storage: The folder of the table.
+        version: The last version that is read.
+        restores: Receives each RESTORE since the last checkpoint.
+    """
+    try:
+        checkpoint = _last_checkpoint(storage)
+        first = 0 if checkpoint is None else checkpoint.version + 1
+        if first > version + 1 or version - first >= MAX_ENTRIES:
+            return None
+        found = {} if checkpoint is None else _of_checkpoint(storage, checkpoint)
+        for number in range(first, version + 1):
+            facts = entry_facts(storage.read(entry_path(number), MAX_ENTRY_BYTES))
+            if restores is not None and facts.restored_to is not None:
+                note_restore(restores, number, facts.restored_to, found)
+            found |= facts.transactions
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, pa.ArrowException):
+        return None
+    return found
+
+
+def _last_checkpoint(storage: Storage) -> _Hint | None:
+    try:
+        return _HINT.decode(storage.read(_LAST_CHECKPOINT, MAX_HINT_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _of_checkpoint(storage: Storage, checkpoint: _Hint) -> dict[str, int]:
+    """Read the `txn` rows of all parts of a checkpoint.
+
+    V2 checkpoints with UUID names are not supported. One with a classic name is read normally.
+    """
+    stem, parts = f"_delta_log/{checkpoint.version:020d}.checkpoint", checkpoint.part_count or 1
+    names = (
+        [f"{stem}.parquet"]
+        if parts == 1
+        else [f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+    )
+    found: dict[str, int] = {}
+    for name in names:
+        with storage.open(name) as file:
+            content = pq.ParquetFile(file)
+            if content.metadata.num_rows > MAX_ACTIONS:
+                raise ValueError(f"{name} has {content.metadata.num_rows} actions")
+            rows = content.read(columns=["txn.appId", "txn.version"])["txn"].drop_null()
+        found |= {row["appId"]: row["version"] for row in rows.to_pylist()}
+    if not all(isinstance(key, str) and isinstance(one, int) for key, one in found.items()):
+        raise TypeError("a transaction of the checkpoint has no name or no version")
+    return found

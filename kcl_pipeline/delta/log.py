@@ -27,7 +27,9 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
@@ -36,25 +38,62 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.errors import delta_errors, first_line
-from kcl_pipeline.delta.layout import TableLayout
-from kcl_pipeline.delta.log.entries import (
+from kcl_pipeline.delta.address import delta_options, table_root
+from kcl_pipeline.delta.entries import (
     MAX_ENTRY_BYTES,
+    Restore,
     append_entry,
     entry_facts,
     entry_path,
+    note_restore,
     protocol_of,
+    read_transactions,
 )
-from kcl_pipeline.delta.log.restores import Restores
-from kcl_pipeline.delta.log.seen_entries import SeenEntries
-from kcl_pipeline.delta.log.transactions import read_transactions
-from kcl_pipeline.delta.log.upkeep import LogUpkeep
+from kcl_pipeline.delta.errors import delta_errors, first_line
+from kcl_pipeline.delta.files import TableLayout
 from kcl_pipeline.delta.statistics import Indexed, indexed_columns, log_statistics
-from kcl_pipeline.delta.storage.options import delta_options
-from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.pools import DaemonPool
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+class LogUpkeep:
+    """Log checkpoints of the table at `root`, at most one at a time.
+
+    Of the requests that arrive while one runs, the newest is kept. A failure is only logged: the
+    next multiple of the checkpoint interval asks again.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        self._root = root
+        self._options = dict(options)
+        self._pool = DaemonPool(1, "delta-log")
+        self._lock = threading.Lock()
+        self._last: Future[None] | None = None
+
+    def write_checkpoint(self, version: int) -> None:
+        """Start to write the log checkpoint of `version`, and to remove expired log entries."""
+        with self._lock:
+            if self._last is not None:
+                self._last.cancel()  # No effect if it runs already
+            self._last = self._pool.submit(self._write_checkpoint, version)
+
+    def _write_checkpoint(self, version: int) -> None:
+        from deltalake import DeltaTable  # noqa: PLC0415 (it starts threads when it is loaded)
+
+        try:
+            with delta_errors(f"could not checkpoint the log of {self._root}", self._options):
+                table = DeltaTable(self._root, version=version, storage_options=self._options)
+                table.create_checkpoint()
+                given = table.metadata().configuration
+                if given.get("delta.enableExpiredLogCleanup", "true") != "false":
+                    table.cleanup_metadata()
+        except SinkError as error:
+            _LOG.warning("%s; the log grows until the next attempt", error)
+
+
 _DEFAULT_CHECKPOINT_INTERVAL: Final = 100
 _ACCEPTED_FEATURES: Final = frozenset(
     {
@@ -77,7 +116,6 @@ _ENTRY: Final = re.compile(r"_delta_log/[0-9]{20}\.json")
 LONGEST_BELIEVED_SECONDS: Final = 60.0
 """A commit that took longer is read back, and an older end of the log is found by a listing. Log
 cleanup keeps entries for hours at least."""
-_ENTRIES_KEPT: Final = 1024
 
 
 class DeltaLog:
@@ -104,9 +142,10 @@ class DeltaLog:
         """Version of the last entry that was read; −1 before `refresh` found a table."""
         self._end_found_at = 0.0
         self._metadata_at = -1
-        self._seen_entries = SeenEntries()
-        self._recent: dict[int, dict[str, int]] = {}
-        self.restores = Restores()
+        self._newest: bytes | None = None
+        self.changed = 0
+        """Application transactions in the entry of `version`; 0 if that was not read by itself."""
+        self.restores: list[Restore] = []
         """Each RESTORE since the checkpoint that the table was opened at, as far as it was read."""
 
     def refresh(self) -> bool:
@@ -141,10 +180,6 @@ class DeltaLog:
         except (OSError, ValueError) as error:  # perhaps only delta-rs can parse it
             _LOG.debug("cannot peek at the log of %s: %s", self.root, type(error).__name__)
         return True
-
-    def transactions_at(self, version: int) -> int:
-        """Number of application transactions in a recently read commit; 0 for other commits."""
-        return len(self._recent.get(version, ()))
 
     def transaction(self, application_id: str) -> int | None:
         """Version of an application transaction at `version`."""
@@ -347,8 +382,7 @@ class DeltaLog:
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
         self._table, self._numbers_read, self.version = None, None, -1
-        self._numbers, self._recent = {}, {}
-        self.restores.clear()
+        self._numbers, self.changed, self.restores = {}, 0, []
         self._metadata_changed()
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
@@ -358,7 +392,7 @@ class DeltaLog:
         newest = None
         with suppress(OSError, ValueError):
             newest = self._entry(self.version)
-        self._seen_entries.begin(self.version, newest)
+        self._newest = newest and hashlib.sha256(newest).digest()
         return True
 
     def _follow(self, now: float) -> bool:
@@ -366,7 +400,9 @@ class DeltaLog:
         try:
             end = self._known_end(now)
             known, entry = self.storage.map(self._entry, (self.version, self.version + 1))
-            if not self._seen_entries.is_same(self.version, known):
+            # A folder that is emptied, replaced, or restored from a backup has other entries under
+            # the same numbers, or none. Without this check, this handle commits to the new table.
+            if self._newest not in {None, known and hashlib.sha256(known).digest()}:
                 return False
             self._read_new(entry)
         except Exception as error:  # noqa: BLE001
@@ -404,14 +440,12 @@ class DeltaLog:
 
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)
-        self._seen_entries.note(version, entry)
-        self._recent[version] = facts.transactions
-        self._recent.pop(version - _ENTRIES_KEPT, None)
         if facts.restored_to is not None:
             self._read_numbers()  # It needs the transactions before this entry.
             before = self._numbers if self._numbers_read else None
-            self.restores.note(version, facts.restored_to, before)
-        self.version = version
+            note_restore(self.restores, version, facts.restored_to, before)
+        self.version, self._newest = version, hashlib.sha256(entry).digest()
+        self.changed = len(facts.transactions)
         self._numbers |= facts.transactions
         if facts.changes_table:
             self._metadata_at = version

@@ -1,11 +1,16 @@
-"""Storage options: how a table's store is reached, for its log as for its files."""
+"""Where a table is, and with which options its store is reached: its log as its files."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import UserDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
+
+from kcl_pipeline.settings_errors import wrong
 
 _ENDPOINTS: Final = ("endpoint_url", "endpoint")
 _REGIONS: Final = ("region", "default_region")
@@ -76,3 +81,59 @@ def _without(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, st
         for name, value in options.items()
         if name.lower().removeprefix("aws_") not in names
     }
+
+
+_SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
+"""delta-rs decodes it, the writer of a local file does not."""
+_UNUSABLE: Final = re.compile(r"[\\\[\]|^]")
+"""delta-rs reads a backslash as a slash, and panics at the others."""
+_NOT_IN_URL: Final = re.compile(r"[?#]")
+"""delta-rs ends the path of an URL here."""
+
+
+def is_local(uri: str) -> bool:
+    """Whether the URI is a path on this machine: a plain path or `file://`."""
+    return uri.startswith("file:") or not _SCHEME.match(uri)
+
+
+def local_path(uri: str) -> Path:
+    """The absolute path of a local URI."""
+    path = unquote(re.sub(r"^file:(//)?", "", uri)) if uri.startswith("file:") else uri
+    # `..` is removed by its text, as by delta-rs, so that log and files are in one folder also if a
+    # part of the path is a symbolic link
+    return Path(os.path.normpath(Path(path).expanduser().absolute()))
+
+
+def table_root(uri: str) -> str:
+    """Normalize the URI: an absolute path for a local one, without a slash at the end."""
+    return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
+
+
+def check_path(name: str, uri: str) -> None:
+    """Refuse an address that delta-rs and the writers of files understand differently.
+
+    The log would be in one folder and the data files in another, or delta-rs would panic.
+
+    Args:
+        name: Name of the argument.
+        uri: Its value.
+
+    Raises:
+        SettingsError: The address cannot be used.
+    """
+    advice = "Write an address of the characters A-Z a-z 0-9 _ . - = / and the like"
+    try:
+        root = table_root(uri)
+    except RuntimeError as error:  # no home folder
+        raise wrong(name, uri, f"cannot be resolved ({error})", "Write an absolute path") from error
+    found = _ESCAPE.search(root) or _UNUSABLE.search(root)
+    if found is None and not is_local(uri):
+        path = _SCHEME.sub("", root)
+        found = _NOT_IN_URL.search(path)
+        if found is None and not {"", ".", ".."}.isdisjoint(path.split("/")[1:]):
+            problem = "has an empty part, or one of only dots, between slashes"
+            raise wrong(name, uri, problem, "Write each folder once, as in 's3://lake/orders'")
+    if found is not None:
+        problem = f"contains {found.group()}, which delta-rs reads as something else"
+        raise wrong(name, uri, problem, advice)

@@ -1,1 +1,0 @@
-"""Write, read and mark dead letters."""

@@ -1,1 +1,0 @@
-"""Access to the objects of a table, on a local disk or in an object store."""
