@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import json
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,6 @@ from pydantic.fields import FieldInfo
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.failures import SentenceGroup
-from kcl_pipeline.cli.operator import operated
 from kcl_pipeline.cli.target import (
     Application,
     AsJson,
@@ -23,11 +24,12 @@ from kcl_pipeline.cli.target import (
     Target,
     target,
 )
+from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.context import Effect, OperationContext
 from kcl_pipeline.control.operations import (
     OPERATIONS,
     OperationRequest,
-    ReplayOperation,
+    ReplayRequest,
 )
 from kcl_pipeline.errors import SettingsError
 
@@ -101,12 +103,28 @@ def _run(app: Target, operation: OperationRequest) -> Effect:
         (lambda: identity_of(app)) if app.names_streams else None,
         say=lambda text: show.echo(text, err=True),
     )
-    if isinstance(operation, ReplayOperation) and not operation.dry_run:
+    if isinstance(operation, ReplayRequest) and not operation.dry_run:
         from kcl_pipeline.cli.running import replaying  # noqa: PLC0415 (it needs the worker)
 
         with replaying(context) as running:
             return operation.run(running)
     return operation.run(context)
+
+
+def operated(app: Target) -> ApplicationControl:
+    """The application of a command, changed by the user of this process."""
+    tables = app.tables
+    return ApplicationControl(
+        app.settings, tables.lease, tables.workers, tables.coordinator, app.clock, _user()
+    )
+
+
+def _user() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for the user id
+        user = "user"
+    return f"{user}@{socket.gethostname()}"
 
 
 def identity_of(app: Target) -> ApplicationIdentity:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -19,9 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from kcl_pipeline.control.context import Effect, OperationContext
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from kcl_pipeline.control.replay.request import ReplayRequest
 
 _WAIT: Final = "Seconds to wait for the result. 0: do not wait"
 _DRY_RUN: Final = "Change nothing; show what would happen"
@@ -61,11 +58,10 @@ class PauseRequest(OperationRequest):
 
     def run(self, context: OperationContext) -> Effect:
         """Pause it."""
-        from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control.pausing import Pausing  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.control.pausing import Pausing  # noqa: PLC0415 (AWS only here)
 
         done = Pausing(context.control).pause(self.reason, wait_seconds=self.wait_seconds)
-        return Effect(asdict(done), texts.paused(done), not done.held or not self.wait_seconds)
+        return Effect(asdict(done), done.sentences, not done.held or not self.wait_seconds)
 
 
 class ResumeRequest(OperationRequest):
@@ -73,11 +69,12 @@ class ResumeRequest(OperationRequest):
 
     def run(self, context: OperationContext) -> Effect:
         """Resume it."""
-        from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control.pausing import Pausing  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.control.pausing import Pausing  # noqa: PLC0415 (AWS only here)
 
         was = Pausing(context.control).resume().pause
-        return Effect({"was": None if was is None else asdict(was)}, [texts.resumed(was)])
+        if was is None:
+            return Effect({"was": None}, ["it was not paused"])
+        return Effect({"was": asdict(was)}, [f"resumed; it was {was.sentence}"])
 
 
 class DrainRequest(OperationRequest):
@@ -92,14 +89,17 @@ class DrainRequest(OperationRequest):
 
     def run(self, context: OperationContext) -> Effect:
         """Drain it."""
-        from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control.draining import drain  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.control.pausing import drain  # noqa: PLC0415 (AWS only here)
 
         done = drain(
             context.control, self.worker_id, wait_seconds=self.wait_seconds, dry_run=self.dry_run
         )
+        sentence = done.sentence
+        if self.dry_run:
+            leases = counted(len(done.leases), "lease")
+            sentence = f"dry run: {done.worker_id} would end and give up {leases}"
         is_complete = done.ended or self.dry_run or not self.wait_seconds
-        return Effect(asdict(done), [texts.drained(done, dry_run=self.dry_run)], is_complete)
+        return Effect(asdict(done), [sentence], is_complete)
 
 
 class _TableRequest(OperationRequest):
@@ -228,31 +228,35 @@ class SeekRequest(OperationRequest):
     def run(self, context: OperationContext) -> Effect:
         """Seek, or show what a seek would change."""
         from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control import texts  # noqa: PLC0415 (likewise)
-        from kcl_pipeline.control.seek import Seeking, seek_target  # noqa: PLC0415 (pyarrow)
-        from kcl_pipeline.control.sinks import position_sink  # noqa: PLC0415 (Delta)
+        from kcl_pipeline.control import seek  # noqa: PLC0415 (it needs pyarrow)
 
         app = context.control
-        target = seek_target(self.to, self.ago, self.after, app.clock.wall())
-        seeking = Seeking(
+        target = seek.seek_target(self.to, self.ago, self.after, app.clock.wall())
+        seeking = seek.Seeking(
             app,
             open_kinesis(app.settings, context.clients(app.settings), app.clock),
             target,
             stream=self.only_stream,
             shards=self.shards,
-            sink=position_sink(context.sink, app.name),
+            sink=seek.position_sink(context.sink, app.name),
         )
         if not self.yes:
             plan = seeking.plan()
-            lines = [f"positions at {target}", *map(texts.change, plan.changes)]
-            return Effect(texts.plan_as_dict(plan), [*lines, *texts.seek_plan(plan)])
+            changes = seek.changes_as_dicts(plan.changes)
+            result = {"dry_run": True, "changes": changes, "held": dict(plan.held)}
+            return Effect(result, [f"positions at {target}", *seek.plan_sentences(plan)])
         done = seeking.write(str(uuid4()), pause=self.pause, wait_seconds=self.wait_seconds)
-        lines = [f"positions at {target}", *map(texts.change, done.written)]
-        sentences = [*lines, *texts.sought(done)]
-        return Effect(texts.sought_as_dict(done), sentences, not done.refused)
+        result = {
+            "dry_run": False,
+            "changes": seek.changes_as_dicts(done.written),
+            "refused": list(done.refused),
+            "is_paused": done.is_paused,
+        }
+        sentences = [f"positions at {target}", *seek.sentences(done)]
+        return Effect(result, sentences, not done.refused)
 
 
-class ReplayOperation(OperationRequest):
+class ReplayRequest(OperationRequest):
     """Replay a time range, or dead letters, into a side table or the table of the pipeline.
 
     Each record of the range lands exactly once more. The workers of the pipeline go on. If it is
@@ -295,64 +299,25 @@ class ReplayOperation(OperationRequest):
 
     def run(self, context: OperationContext) -> Effect:
         """Replay, or show what a replay would do."""
-        from kcl_pipeline.control.replay.request import ReplayRequest  # noqa: PLC0415 (AWS only)
+        from kcl_pipeline.control import replay  # noqa: PLC0415 (AWS only here)
 
-        request = ReplayRequest(
-            self.replay_id or context.default_id,
-            self.from_time,
-            self.to_time,
-            self.into,
-            self.in_place,
-            self.only_stream,
-            self.dead_letters,
-        )
-        return (
-            self._letters(context, request) if self.dead_letters else self._range(context, request)
-        )
-
-    def _range(self, context: OperationContext, request: ReplayRequest) -> Effect:
-        from kcl_pipeline.control.replay import texts  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control.replay.run import Replaying  # noqa: PLC0415 (likewise)
-
-        replaying = Replaying(context.control, context.pipeline, context.clients)
+        request = self.model_copy(update={"replay_id": self.replay_id or context.default_id})
+        replaying: replay.LettersReplay | replay.RangeReplay
+        if self.dead_letters:
+            replaying = replay.LettersReplay(context, SystemRandom())
+        else:
+            replaying = replay.RangeReplay(context)
         plan = replaying.plan(request)
         if self.dry_run:
-            shards = replaying.shards(plan)
-            return Effect(texts.dry_run_as_dict(plan, shards), texts.dry_run(plan, shards))
-        for line in texts.plan(plan):
+            if isinstance(replaying, replay.RangeReplay):
+                plan = replaying.with_shards(plan)
+            lines = replay.plan_sentences(plan, dry_run=True)
+            return Effect({"dry_run": True, **replay.plan_as_dict(plan)}, lines)
+        for line in replay.plan_sentences(plan):
             context.say(line)
-        done = replaying.run(
-            plan,
-            context.stop or context.control.clock.signal(),
-            session_factory=context.session_factory,
-            events=context.events,
-            on_progress=context.on_progress,
-            progress_seconds=self.progress_seconds,
-        )
-        return Effect(texts.replayed_as_dict(done), texts.replayed(done), done.is_complete)
-
-    def _letters(self, context: OperationContext, request: ReplayRequest) -> Effect:
-        from kcl_pipeline.control.replay import texts  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.control.replay.letters import LettersReplay  # noqa: PLC0415 (likewise)
-
-        clock = context.control.clock
-        replaying = LettersReplay(context.pipeline, clock, SystemRandom())
-        plan = replaying.plan(request)
-        if self.dry_run:
-            return Effect(texts.letters_dry_run_as_dict(plan), texts.letters_dry_run(plan))
-        for line in texts.letters(plan):
-            context.say(line)
-        done = replaying.run(
-            plan,
-            context.stop or clock.signal(),
-            context.clients,
-            session_factory=context.session_factory,
-            events=context.events,
-            say=context.say,
-            progress_seconds=self.progress_seconds,
-        )
-        result = texts.letters_replayed_as_dict(done)
-        return Effect(result, texts.letters_replayed(done), done.is_complete)
+        done = replaying.run(plan, self.progress_seconds)
+        result = {"dry_run": False, **replay.as_dict(done)}
+        return Effect(result, replay.sentences(done), done.is_complete)
 
 
 class RetireRequest(OperationRequest):
@@ -382,9 +347,10 @@ class RetireRequest(OperationRequest):
             plan = retiring.plan()
             hint = f"dry run; confirm with the name {app.name} to delete"
             lines = [*retire.plan_sentences(plan), hint]
-            return Effect(retire.plan_as_dict(plan), lines, not plan.problems)
+            return Effect({"dry_run": True, **retire.plan_as_dict(plan)}, lines)
         done = retiring.retire(self.confirm)
-        return Effect(retire.as_dict(done), retire.sentences(done), done.is_complete)
+        result = {"dry_run": False, **retire.as_dict(done)}
+        return Effect(result, retire.sentences(done), done.is_complete)
 
 
 class AcceptRequest(OperationRequest):
@@ -430,7 +396,7 @@ OPERATIONS: Final[Mapping[str, type[OperationRequest]]] = {
     "compact": CompactRequest,
     "vacuum": VacuumRequest,
     "seek": SeekRequest,
-    "replay": ReplayOperation,
+    "replay": ReplayRequest,
     "retire": RetireRequest,
     "accept": AcceptRequest,
     "acknowledge": AcknowledgeRequest,

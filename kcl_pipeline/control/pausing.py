@@ -1,4 +1,4 @@
-"""Pause and resume an application.
+"""Pause and resume an application, and request one worker to end.
 
 A pause is stored in the coordinator-state table. The leader assigns nothing while it is there, no
 worker starts, and the workers are requested to end. They commit what is in flight, write their
@@ -7,14 +7,15 @@ checkpoints and release their leases. A worker of the Java KCL knows no pause.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.errors import ApplicationInUseError
+from kcl_pipeline.errors import ApplicationInUseError, NotFoundError, SettingsError
 from kcl_pipeline.leases.application.control import Control, Pause, words
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.text import counted, printable
 
 POLL_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 120.0
@@ -39,20 +40,36 @@ class Paused:
     java: dict[str, str] = field(default_factory=dict)
     evicted: tuple[str, ...] = ()
 
+    @property
+    def sentences(self) -> list[str]:
+        """What the pause has achieved."""
+        lines = [self.pause.sentence if self.is_new else f"already {self.pause.sentence}"]
+        if self.evicted:
+            leases = counted(len(self.evicted), "lease")
+            lines.append(f"released {leases} of workers that had stopped")
+        if self.held:
+            names = ", ".join(sorted(set(self.held.values())))
+            lines.append(f"{counted(len(self.held), 'lease')} still held by {names}")
+        else:
+            lines.append("no lease is held by a worker of this package")
+        if self.java:
+            names = ", ".join(sorted(set(self.java.values())))
+            lines.append(
+                f"warning: {counted(len(self.java), 'lease')} held by workers of the Java KCL, "
+                f"which a pause does not stop: {names}"
+            )
+        return lines
+
 
 class Pausing:
     """Pauses and resumes one application.
 
     Args:
         app: The application.
-        on_wait: Called after each look with the number of leases that are still held.
     """
 
-    def __init__(
-        self, app: ApplicationControl, on_wait: Callable[[int], None] = lambda _: None
-    ) -> None:
+    def __init__(self, app: ApplicationControl) -> None:
         self._app = app
-        self._on_wait = on_wait
         self._counters: dict[str, tuple[int, float]] = {}
         self._evicted: list[str] = []
 
@@ -73,15 +90,10 @@ class Pausing:
             pause = Pause(words(self._app.by), int(self._app.clock.wall() * 1000), words(reason))
             if not self._app.coordinator.put_pause(pause, replacing=found):
                 raise ApplicationInUseError(_refusal(self._app.name))
-        return self.wait(pause, wait_seconds, is_new=is_new)
-
-    def wait(self, pause: Pause, wait_seconds: float, *, is_new: bool = False) -> Paused:
-        """Request the workers to end, and wait until no lease of this package is held."""
         clock = self._app.clock
         deadline = clock.monotonic() + wait_seconds
         while True:
             held, java = self._look()
-            self._on_wait(len(held))
             if not held or clock.monotonic() >= deadline:
                 return Paused(pause, is_new, held, java, tuple(self._evicted))
             clock.sleep(POLL_SECONDS)
@@ -143,3 +155,67 @@ def _refusal(name: str) -> str:
         f"the pause of the application {name!r} was not changed: no worker has started yet, or "
         "another process changed it at this moment; look with `kcl-pipeline doctor`, and try again"
     )
+
+
+DRAIN_POLL_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The result of a drain.
+
+    Attributes:
+        worker_id: The worker.
+        leases: Keys of the leases that it held at the beginning.
+        ended: Whether it has ended: its row is gone, or another process uses its name.
+    """
+
+    worker_id: str
+    leases: tuple[str, ...]
+    ended: bool
+
+    @property
+    def sentence(self) -> str:
+        """What the drain has achieved."""
+        verb = "has ended" if self.ended else "is requested to end"
+        return f"{self.worker_id} {verb}; it had {counted(len(self.leases), 'lease')}"
+
+
+def drain(
+    app: ApplicationControl, worker_id: str, *, wait_seconds: float, dry_run: bool = False
+) -> Drained:
+    """Request a worker to end. Its leases go to the other workers.
+
+    Raises:
+        NotFoundError: There is no such worker.
+        SettingsError: It is a worker of the Java KCL, which knows no request.
+    """
+    row = _row(app, worker_id)
+    if row is None:
+        raise NotFoundError(
+            f"there is no worker {printable(worker_id)}; `kcl-pipeline status` lists them",
+            operation="Scan",
+        )
+    if row.run_id is None:
+        raise SettingsError(
+            f"{printable(worker_id)} is a worker of the Java KCL, which knows no request to end; "
+            "stop its process"
+        )
+    leases = tuple(le.lease_key for le in app.held_leases() if le.actual_owner == worker_id)
+    if dry_run:
+        return Drained(worker_id, leases, ended=False)
+    if not row.drain_requested and not app.workers.request_drain(worker_id):
+        return Drained(worker_id, leases, ended=True)
+    deadline = app.clock.monotonic() + wait_seconds
+    while True:
+        current = _row(app, worker_id)
+        if current is None or current.run_id != row.run_id:
+            return Drained(worker_id, leases, ended=True)
+        if app.clock.monotonic() >= deadline:
+            return Drained(worker_id, leases, ended=False)
+        app.clock.sleep(DRAIN_POLL_SECONDS)
+
+
+def _row(app: ApplicationControl, worker_id: str) -> WorkerMetrics | None:
+    rows = app.workers.scan_workers().workers
+    return next((row for row in rows if row.worker_id == worker_id), None)

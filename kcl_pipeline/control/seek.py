@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Final, Literal
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
 
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
 from kcl_pipeline.leases.application.control import Control
@@ -39,6 +40,8 @@ from kcl_pipeline.text import counted, in_utc, printable
 
 _AGO: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?(s|min|m|h|d)")
 _SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES: Final = "write a time such as 2026-11-23T09:00:00Z, or a time before now such as 10m"
 _WRITE: Final = (
     "write one of --to TRIM_HORIZON, --to LATEST, --to 2026-11-23T09:00:00Z, --ago 10m, and "
     "--after SEQUENCE_NUMBER"
@@ -88,38 +91,49 @@ def seek_target(
         raise SettingsError(f"the position is missing, or given twice; {_WRITE}")
     if after is not None:
         return SeekTarget("AFTER", _position(after))
-    if ago is not None:
-        seconds = duration_seconds(ago)
-        if seconds is None:
-            raise SettingsError(f"--ago '{printable(ago)}' is not a time; write 30s, 10m, 2h or 1d")
-        return _at(now_seconds - seconds, now_seconds)
-    text = (to or "").strip()
-    if text.upper() == "TRIM_HORIZON":
+    if ago is not None and duration_seconds(ago) is None:
+        raise SettingsError(f"--ago '{printable(ago)}' is not a time; write 30s, 10m, 2h or 1d")
+    if (to or "").strip().upper() == "TRIM_HORIZON":
         return SeekTarget("TRIM_HORIZON", TRIM_HORIZON)
-    if text.upper() == "LATEST":
+    if (to or "").strip().upper() == "LATEST":
         return SeekTarget("LATEST", LATEST)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise SettingsError(f"--to '{printable(text)}' is not a position; {_WRITE}") from error
-    if time.tzinfo is None:
-        advice = in_utc(time)
-        raise SettingsError(f"--to {printable(text)} has no time zone; write {advice} for UTC")
-    return _at(time.timestamp(), now_seconds)
+    option, text = ("--to", to) if to is not None else ("--ago", ago)
+    millis = past_millis(option, text or "", now_seconds, _WRITE)
+    return SeekTarget("AT_TIMESTAMP", AT_TIMESTAMP, millis)
+
+
+def past_millis(option: str, text: str, now_seconds: float, forms: str = _TIMES) -> int:
+    """Parse a time that has passed: with an offset as in ISO 8601, or before now, such as `10m`.
+
+    Returns:
+        The first whole epoch millisecond at or after it, because arrival times are whole.
+
+    Raises:
+        SettingsError: It is no such time.
+    """
+    ago = duration_seconds(text)
+    if ago is not None:
+        millis = int((now_seconds - ago) * 1000)
+    else:
+        try:
+            time = datetime.fromisoformat(text.strip())
+        except ValueError as error:
+            raise SettingsError(f"{option} '{printable(text)}' is not a time; {forms}") from error
+        if time.tzinfo is None:
+            advice = in_utc(time)
+            raise SettingsError(
+                f"{option} {printable(text)} has no time zone; write {advice} for UTC"
+            )
+        millis = -((_EPOCH - time) // timedelta(milliseconds=1))
+    if not 0 <= millis <= now_seconds * 1000:
+        raise SettingsError(f"{option} {printable(text)} is in the future, or before 1970; {forms}")
+    return millis
 
 
 def duration_seconds(text: str) -> float | None:
     """Return the seconds of a duration such as `10m`. None: the text is no duration."""
     match = _AGO.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]
-
-
-def _at(seconds: float, now_seconds: float) -> SeekTarget:
-    if not 0 <= seconds <= now_seconds:
-        raise SettingsError(
-            "the time is in the future, or before 1970; write a time that has passed, or LATEST"
-        )
-    return SeekTarget("AT_TIMESTAMP", AT_TIMESTAMP, int(seconds * 1000))
 
 
 def _position(text: str) -> Position:
@@ -586,3 +600,52 @@ def _is_of(lease: Lease, stream: StreamId) -> bool:
     if stream.creation_epoch is None:
         return lease.stream is None and lease.recreated_millis == stream.recreated_millis
     return lease.stream == stream.serialized
+
+
+def position_sink(sink: object, application_name: str) -> Sink | None:
+    """Return a sink that stores positions. None: the sink of the pipeline stores none."""
+    return DeltaCommitter(sink, application_name) if isinstance(sink, DeltaSink) else None
+
+
+# -- 4. what is said
+
+
+def change_sentence(change: PositionChange) -> str:
+    """One change of a position."""
+    before = change.seek.lease.checkpoint if change.seek.exists else "no row"
+    return f"{change.lease_key}: from {before} to {change.seek.position}; {change.note}"
+
+
+def plan_sentences(plan: SeekPlan) -> list[str]:
+    """What a seek would change, and what prevents it."""
+    lines = [*map(change_sentence, plan.changes)]
+    lines.append(f"dry run: {counted(len(plan.changes), 'position')} would change")
+    if plan.held:
+        owners = ", ".join(sorted(set(plan.held.values())))
+        lines.append(f"{counted(len(plan.held), 'lease')} held by {owners}: a pause is needed")
+    return lines
+
+
+def sentences(done: Sought) -> list[str]:
+    """What a seek has changed."""
+    lines = [*map(change_sentence, done.written)]
+    lines.append(f"{counted(len(done.written), 'position')} changed")
+    if done.refused:
+        lines.append(f"not changed, because their rows changed: {', '.join(done.refused)}")
+    if done.is_paused:
+        lines.append("the application is still paused")
+    return lines
+
+
+def changes_as_dicts(changes: Iterable[PositionChange]) -> list[dict[str, Any]]:
+    """Changes for JSON output."""
+    return [
+        {
+            "lease_key": change.lease_key,
+            "before": str(change.seek.lease.checkpoint) if change.seek.exists else None,
+            "after": str(change.seek.position),
+            "timestamp_millis": change.seek.initial_millis,
+            "note": change.note,
+        }
+        for change in changes
+    ]

@@ -15,7 +15,7 @@ from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.context import Effect, OperationContext
-from kcl_pipeline.control.operations import OPERATIONS, OperationRequest, ReplayOperation
+from kcl_pipeline.control.operations import OPERATIONS, OperationRequest, ReplayRequest
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.orchestration.names import REPLAY_TAG, Names, PipelineResources
@@ -165,7 +165,7 @@ def _run(
         default_id=root[:8],  # a re-execution of the run continues its replay
         say=context.log.info,
     )
-    if not isinstance(operation, ReplayOperation) or operation.dry_run:
+    if not isinstance(operation, ReplayRequest) or operation.dry_run:
         return operation.run(plain)
     # A replay ends in order when its run is terminated. Other operations end at once.
     stop = SystemClock().signal()

@@ -91,7 +91,7 @@ def test_positions_are_shown_and_then_written(fleet):
     assert (len(found["changes"]), found["refused"], found["is_paused"]) == (1, [], False)
     assert fleet.tables.lease.get(key).checkpoint == LATEST
     assert fleet.tables.coordinator.read_control().pause is None
-    assert "is not a position" in run("do", "seek", "-a", name, "--to", "x", code=1).stderr
+    assert "is not a time" in run("do", "seek", "-a", name, "--to", "x", code=1).stderr
 
 
 class FakePipeline:

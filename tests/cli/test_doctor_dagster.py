@@ -1,8 +1,7 @@
-"""`kcl-pipeline doctor` on `dagster.yaml`: run limits, and grace periods of run launchers."""
+"""`kcl-pipeline doctor` on `dagster.yaml`: run limits."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,16 @@ from dagster import DagsterInstance, DagsterInvalidConfigError
 
 from kcl_pipeline.cli.doctor.dagster_instance import (
     Finding,
-    check_grace,
     check_instance,
     check_run_limit,
-    longest_stop_seconds,
     run_limit,
 )
 from kcl_pipeline.pipeline import Fleet
 from tests.guides.snippets import FENCE, ROOT
 
-STOP = 65.0
-
 
 def limits(settings: str, **fleet: int) -> list[Finding]:
     return [check_run_limit(yaml.safe_load(settings) or {}, Fleet(**fleet))]
-
-
-def grace(settings: str, **run_tags: object) -> list[Finding]:
-    fleet = Fleet(run_tags={name: json.dumps(value) for name, value in run_tags.items()})
-    return [check_grace(yaml.safe_load(settings) or {}, fleet, STOP)]
 
 
 def levels(found: list[Finding]) -> list[str]:
@@ -57,17 +47,13 @@ def test_the_run_limit_is_read_as_dagster_reads_it(settings, limit):
 @pytest.mark.parametrize(
     "settings",
     [
-        "{run_queue: 2, run_launcher: K8sRunLauncher}",
-        "run_launcher: {class: K8sRunLauncher, config: [1]}",
-        "run_launcher: {class: K8sRunLauncher, config: {run_k8s_config: {pod_spec_config: 30}}}",
-        "run_launcher: {class: DockerRunLauncher, config: {container_kwargs: 30}}",
+        "run_queue: 2",
         "run_queue: {tag_concurrency_limits: {key: kcl/mode}}",
     ],
 )
 def test_a_setting_of_another_type_is_as_none(settings):
     """Dagster refuses such a file with a sentence of its own."""
     assert run_limit(yaml.safe_load(settings)) == 10
-    assert grace(settings)
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1, 1), (2, 4), (5, 4)])
@@ -112,49 +98,6 @@ def test_dagster_refuses_limits_in_two_sections(tmp_path):
         DagsterInstance.from_config(str(tmp_path))
 
 
-K8S = "run_launcher: {module: dagster_k8s, class: K8sRunLauncher, config: {run_k8s_config: {%s}}}"
-DOCKER = "run_launcher: {module: dagster_docker, class: DockerRunLauncher, config: {%s}}"
-ECS = "run_launcher: {module: dagster_aws.ecs, class: EcsRunLauncher, config: {%s}}"
-
-
-@pytest.mark.parametrize(
-    ("settings", "part"),
-    [
-        (
-            K8S % "",
-            "30 s (the default of termination_grace_period_seconds), but a stop takes up to",
-        ),
-        (K8S % "pod_spec_config: {terminationGracePeriodSeconds: 60}", "60 s (termination_grace"),
-        (DOCKER % "", "10 s (the default of container_kwargs.stop_timeout)"),
-        (ECS % "", "30 s (the default of stopTimeout in a task definition of your own)"),
-    ],
-)
-def test_a_grace_period_that_is_shorter_than_a_stop(settings, part):
-    (found,) = grace(settings)
-    assert found.level == "warning"
-    assert part in found.sentence
-    assert "a stop takes up to 65 s (worker.stop_timeout_millis)" in found.sentence
-    assert found.advice.endswith("to 70")
-
-
-def test_a_grace_period_that_is_long_enough():
-    enough = K8S % "pod_spec_config: {termination_grace_period_seconds: 120}"
-    assert levels(grace(enough)) == ["ok"]
-    assert levels(grace(DOCKER % "container_kwargs: {stop_timeout: 90}")) == ["ok"]
-    tag = {"pod_spec_config": {"termination_grace_period_seconds": 20}}
-    assert levels(grace(enough, **{"dagster-k8s/config": tag})) == ["warning"]
-    (found,) = grace("")
-    assert (found.level, found.sentence) == (
-        "ok",
-        "Dagster's launcher of local processes does not kill workers",
-    )
-
-
-def test_what_cannot_be_read_is_unknown():
-    assert levels(grace(ECS % "task_definition: 'arn:x'")) == ["unknown"]
-    assert levels(grace("run_launcher: {module: m, class: OtherLauncher}")) == ["unknown"]
-
-
 def test_the_files_of_the_guides_have_no_warning(tmp_path):
     for page in sorted((ROOT / "docs" / "deployment").glob("*.md")):
         for block in FENCE.finditer(page.read_text()):
@@ -166,18 +109,14 @@ def test_the_files_of_the_guides_have_no_warning(tmp_path):
 
 def instance(home: Path | None) -> list[Finding]:
     name = None if home is None else str(home)
-    return list(check_instance(name, Fleet(min=2, max=4), STOP))
+    return [check_instance(name, Fleet(min=2, max=4))]
 
 
 def test_a_file_that_cannot_be_read_is_a_problem(tmp_path):
-    assert levels(instance(tmp_path)) == ["ok", "ok"], "no file: Dagster's defaults"
+    assert levels(instance(tmp_path)) == ["ok"], "no file: Dagster's defaults"
     for text in ("a: [", "- 1"):
         (tmp_path / "dagster.yaml").write_text(text)
         (found,) = instance(tmp_path)
         assert found.level == "problem"
         assert "dagster.yaml" in found.sentence
     assert levels(instance(None)) == ["unknown"]
-
-
-def test_the_time_of_a_stop_is_that_of_the_guide():
-    assert longest_stop_seconds(20_000) == 27.5

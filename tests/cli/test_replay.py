@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.control.replay import run as replay_run
+from kcl_pipeline.control import replay
 from tests.support.cli_fleet import run, run_json
 from tests.support.dead_letters import letter, store
 from tests.support.local_aws import fresh_name
@@ -30,7 +30,7 @@ orders = KinesisPipeline(
 
 @pytest.fixture
 def pipeline(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(replay_run, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(replay, "SETTLE_SECONDS", 0.1)
     name = fresh_name("cli-replay")
     module = name.replace("-", "_")
     (tmp_path / f"{module}.py").write_text(MODULE.format(name=name))
@@ -55,7 +55,7 @@ def test_a_dry_run_says_what_would_happen(pipeline, tmp_path):
     assert (found["dry_run"], found["is_continued"], found["in_place"]) == (True, False, False)
     assert list(found["shards"]) == [name]
     text = run("do", "replay", "-p", pipeline, "--from", "1h", "--in-place", "--dry-run").stdout
-    assert "into table, the table of the pipeline, where its rows are repeated" in text
+    assert "in table, the table of the pipeline; its rows are repeated" in text
     assert "dry run: nothing was written" in text
     assert "would begin: application " in text
     assert not (tmp_path / "side").exists()
@@ -64,7 +64,7 @@ def test_a_dry_run_says_what_would_happen(pipeline, tmp_path):
 def test_the_records_are_replayed_into_a_side_table_and_in_place(pipeline):
     result = run("do", "replay", "-p", pipeline, "--from", "1h", "--into", "side", "--id", "first")
     assert "the replay first begins: application cli-replay-" in result.stderr
-    assert "20 records, 20 rows and 0 dead letters in this run" in result.stdout
+    assert "20 records replayed, 20 rows written and 0 records failed in this run" in result.stdout
     assert "the replay first is complete; its DynamoDB tables are deleted" in result.stdout
     records = Counter(b"%d" % n for n in range(20))
     assert rows("side") == records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.control.draining import drain
+from kcl_pipeline.control.pausing import drain
 from kcl_pipeline.errors import NotFoundError, SettingsError
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.worker.status import StopReason

@@ -16,13 +16,13 @@ import pytest
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.control import replay
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.replay import run as replay_run
-from kcl_pipeline.control.replay.request import ReplayRequest
-from kcl_pipeline.control.replay.run import Replaying
+from kcl_pipeline.control.context import OperationContext
+from kcl_pipeline.control.operations import ReplayRequest
+from kcl_pipeline.control.replay import RangeReplay
 from kcl_pipeline.errors import NotFoundError, SettingsError
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.worker.status import StopReason
 from tests.support.local_aws import fresh_name
 from tests.support.replay_world import FAST, ReplayWorld, only_data
 
@@ -42,7 +42,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def _no_wait(monkeypatch):
-    monkeypatch.setattr(replay_run, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(replay, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_range_lands_once_in_a_side_table_and_the_main_application_is_untouche
     world.drain()
     rows, names = lease_rows(world), world.table_names()
     done = world.run(world.plan("r1", first, last + MILLI, into=world.side))
-    assert (done.is_complete, done.reason, done.total.records) == (True, StopReason.DRAINED, 20)
+    assert (done.is_complete, done.error, done.records) == (True, None, 20)
     assert world.rows(world.side) == Counter(INSIDE)
     assert world.rows(world.table) == Counter([*BEFORE, *INSIDE, *AFTER])
     assert lease_rows(world) == rows
@@ -180,16 +180,18 @@ def killed_run(endpoint, table, side, name, begin, end):
         settings_overrides={**FAST, "batch": {"max_batch_records": 5}},
     )
     clock = SystemClock()
-    replay_run.SETTLE_SECONDS = 0.0
+    replay.SETTLE_SECONDS = 0.0
     settings = pipeline.settings
     tables = open_tables(settings, AwsClients(settings, options), clock)
     app = ApplicationControl(
         settings, tables.lease, tables.workers, tables.coordinator, clock, "ann"
     )
-    replaying = Replaying(app, pipeline, lambda found: AwsClients(found, options))
+    context = OperationContext(lambda: app, lambda found: AwsClients(found, options), pipeline)
+    replaying = RangeReplay(context)
     where = {"in_place": True} if side == "-" else {"into": side}
-    plan = replaying.plan(ReplayRequest("again", begin, end, **where))
-    replaying.run(plan, clock.signal())
+    replaying.run(
+        replaying.plan(ReplayRequest(replay_id="again", from_time=begin, to_time=end, **where))
+    )
 
 
 @pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -227,7 +229,7 @@ def test_a_killed_replay_is_continued_with_its_id_and_nothing_lands_twice(tmp_pa
         assert plan.is_continued
         done = world.run(plan)
         assert done.is_complete
-        assert done.total.records == 60 - (middle - began).total()
+        assert done.records == 60 - (middle - began).total()
         assert world.rows(target) == began + Counter(records)
         where = {"in_place": True} if in_place else {"into": target}
         with pytest.raises(SettingsError, match="the replay 'again' has ended"):
@@ -239,7 +241,7 @@ def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypat
     """Once the record says that the replay is complete, also before the sink says so."""
     first, last = put_three_groups(world)
     plan = world.plan("r1", first, last + MILLI, into=world.side)
-    original, left = getattr(replay_run, step), [call]
+    original, left = getattr(replay, step), [call]
 
     def killed(*given):
         left[0] -= 1
@@ -248,12 +250,12 @@ def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypat
         return original(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(replay_run, step, killed)
+        patched.setattr(replay, step, killed)
         with pytest.raises(KeyboardInterrupt):
             world.run(plan)
     assert len(world.table_names()) == 3
     done = world.run(world.plan("r1"))
-    assert (done.is_complete, done.total) == (True, None)
+    assert (done.is_complete, done.records) == (True, 0)
     assert world.rows(world.side) == Counter(INSIDE)
     assert not world.table_names()
 
@@ -264,7 +266,7 @@ def test_a_process_that_begins_after_another_has_ended_the_replay_repeats_nothin
     names = world.table_names()
     assert world.run(plan).is_complete
     again = world.run(plan)
-    assert (again.is_complete, again.total) == (True, None)
+    assert (again.is_complete, again.records) == (True, 0)
     assert world.rows(world.side) == Counter(INSIDE)
     assert world.table_names() == names
 
@@ -284,7 +286,7 @@ def test_a_process_whose_tables_another_one_deletes_at_the_end_is_complete(world
     monkeypatch.setattr(KinesisPipeline, "build_worker", build_late)
     late = world.run(plan)
     assert [(done.is_complete, done.error) for done in (*ended, late)] == [(True, None)] * 2
-    assert late.total is None
+    assert late.records == 0
     assert world.rows(world.side) == Counter(INSIDE)
 
 
@@ -304,8 +306,8 @@ def test_a_stopped_replay_is_not_complete(world):
     plan = world.plan("r1", first, last + MILLI, into=world.side)
     stop = world.clock.signal()
     stop.set()
-    done = world.replaying().run(plan, stop)
-    assert (done.is_complete, done.reason) == (False, StopReason.STOPPED)
+    done = world.replaying(stop).run(plan)
+    assert (done.is_complete, done.error) == (False, "it was stopped")
     assert world.run(world.plan("r1")).is_complete
     assert world.rows(world.side) == Counter(INSIDE)
 
@@ -322,6 +324,6 @@ def test_a_side_table_is_another_table(world):
 def test_a_dry_run_writes_nothing(world):
     first, last = put_three_groups(world)
     plan = world.plan(None, first, last + MILLI, into=world.side)
-    assert world.replaying().shards(plan) == {world.name: 2}
+    assert world.replaying().with_shards(plan).shards == {world.name: 2}
     assert not world.table_names()
     assert not world.rows(world.side)

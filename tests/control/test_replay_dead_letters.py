@@ -15,10 +15,9 @@ from deltalake.table import TableMerger
 from kcl_pipeline import DeltaSink, ForeachArrowSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.control.replay import letters as letters_module
-from kcl_pipeline.control.replay import texts
-from kcl_pipeline.control.replay.letters import LettersReplay
-from kcl_pipeline.control.replay.request import ReplayRequest
+from kcl_pipeline.control import replay
+from kcl_pipeline.control.context import OperationContext
+from kcl_pipeline.control.operations import ReplayRequest
 from kcl_pipeline.delta.dead_letters import mark_replayed
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import DeadLettersUnreadable
@@ -45,17 +44,25 @@ class LettersWorld:
             **transforms,
         )
 
-    def replaying(self):
-        return LettersReplay(self.pipeline, self.clock, random.Random(1))
+    def replaying(self, **options):
+        control = SimpleNamespace(clock=self.clock)
+        context = OperationContext(lambda: control, AwsClients, self.pipeline, **options)
+        return replay.LettersReplay(context, random.Random(1))
 
     def plan(self, replay_id=None, begin=None, end=None, **where):
-        times = (None if one is None else one.isoformat() for one in (begin, end))
+        times = [None if one is None else one.isoformat() for one in (begin, end)]
         where = where or {"in_place": True}
-        return self.replaying().plan(ReplayRequest(replay_id, *times, dead_letters=True, **where))
+        request = ReplayRequest(
+            replay_id=replay_id,
+            from_time=times[0],
+            to_time=times[1],
+            dead_letters=True,
+            **where,
+        )
+        return self.replaying().plan(request)
 
     def run(self, plan, **options):
-        stop = options.pop("stop", self.clock.signal())
-        return self.replaying().run(plan, stop, AwsClients, **options)
+        return self.replaying(**options).run(plan)
 
     def rows(self, uri=None):
         """How often each record is in a table."""
@@ -109,8 +116,7 @@ def test_dead_letters_of_a_worker_land_in_its_table_and_are_marked(tmp_path, str
         "the record that failed again is a new row"
     )
     assert (
-        "3 records replayed, 2 rows written and 1 record failed again"
-        in (texts.letters_replayed(done)[0])
+        "3 records replayed, 2 rows written and 1 record failed again" in replay.sentences(done)[0]
     )
     strict.fails = lambda _: False
     again = world.run(world.plan())
@@ -154,8 +160,8 @@ def test_all_records_that_can_be_read(world):
     wrong = [letter("LATEST"), letter(4, data=None)]
     store(world.dead, *parts, letter(2, data=large), letter(3, data=aggregate), *wrong, *other)
     plan, events = world.plan(), []
-    assert "21 dead letters in" in texts.letters(plan)[1]
-    assert "2 rows cannot be replayed" in texts.letters(plan)[-1]
+    assert "21 dead letters in" in replay.plan_sentences(plan)[1]
+    assert "2 rows cannot be replayed" in replay.plan_sentences(plan)[-1]
     assert dict(plan.letters.streams) == {"orders": 1, "former": 1}
     done = world.run(plan, events=events.append)
     assert (done.is_complete, done.records, done.marked) == (True, 21, 21)
@@ -186,10 +192,13 @@ def test_only_the_records_that_failed_in_a_time_range(world):
     store(world.dead, letter(9, stream="other", failed_at=NOON + hour))
     where = {"in_place": True, "only_stream": "orders"}
     plan = world.plan(None, NOON + hour, NOON + 3 * hour, **where)
-    assert "2 dead letters of the stream orders in" in texts.letters(plan)[1]
-    assert "which failed from 2026-01-01T13:00:00.000+00:00 before 2026" in texts.letters(plan)[1]
-    assert texts.letters_as_dict(plan)["dead_letters"]["records"] == 2
-    every = texts.letters_as_dict(world.plan())
+    assert "2 dead letters of the stream orders in" in replay.plan_sentences(plan)[1]
+    assert (
+        "which failed from 2026-01-01T13:00:00.000+00:00 before 2026"
+        in replay.plan_sentences(plan)[1]
+    )
+    assert replay.plan_as_dict(plan)["dead_letters"]["records"] == 2
+    every = replay.plan_as_dict(world.plan())
     assert (every["from"], every["to"], every["dead_letters"]["records"]) == (None, None, 5)
 
 
@@ -224,12 +233,12 @@ def test_a_stopped_replay_is_not_complete_and_is_continued(world, strict):
         *(False, "it was stopped"),
         *(5, 5),
     )
-    assert "continue it with the same options and the id r1" in texts.letters_replayed(done)[-1]
+    assert "continue it with the same options and the id r1" in replay.sentences(done)[-1]
     strict.fails = lambda _: False
     store(world.dead, *sequence([99]))
     plan = world.plan("r1")
     assert plan.is_continued
-    assert "1 of 3 chunks have landed before" in texts.letters(plan)
+    assert "1 of 3 chunks have landed before" in replay.plan_sentences(plan)
     done = world.run(plan)
     assert (done.is_complete, done.records, done.marked) == (True, 7, 7)
     assert world.rows() == datas(range(12)), "a row that is newer than the replay waits"
@@ -245,8 +254,8 @@ STEPS = {
     "after the failures are stored": (TableSink, "write_dead_letters", "after"),
     "before the commit to the output": (TableSink, "commit", "before"),
     "after the commit to the output": (TableSink, "commit", "after"),
-    "before the dead letters are marked": (letters_module, "mark_records", "before"),
-    "after the dead letters are marked": (letters_module, "mark_records", "after"),
+    "before the dead letters are marked": (replay, "mark_records", "before"),
+    "after the dead letters are marked": (replay, "mark_records", "after"),
 }
 
 
@@ -316,7 +325,7 @@ def test_other_options_do_not_continue_a_replay(world, strict, monkeypatch):
         raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(letters_module, "mark_records", dies)
+        patched.setattr(replay, "mark_records", dies)
         with pytest.raises(KilledError):
             world.run(world.plan("r1"))
     with pytest.raises(SettingsError, match="the options differ from those of the replay 'r1'"):
@@ -379,6 +388,6 @@ def test_wrong_options(world):
         world.replaying().plan(ReplayRequest(dead_letters=True))
     with pytest.raises(SettingsError, match="is the table of the pipeline or of its dead"):
         world.plan(into=world.dead)
-    pipeline = SimpleNamespace(sink=SimpleNamespace(dead_letter_uri=None))
+    world.pipeline = SimpleNamespace(sink=SimpleNamespace(dead_letter_uri=None))
     with pytest.raises(SettingsError, match="no dead-letter table; set its dead_letter_uri"):
-        LettersReplay(pipeline, world.clock, random.Random(1))
+        world.replaying()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kcl_pipeline import DeltaSink, KinesisPipeline, StreamConfig
-from kcl_pipeline.control.replay.pipeline import replay_pipeline
+from kcl_pipeline.control.replay import replay_pipeline
 from kcl_pipeline.leases.application.replay_record import (
     ReplayRecord,
     replay_from_text,

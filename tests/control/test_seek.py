@@ -262,7 +262,7 @@ def test_a_lost_answer_is_recognised_and_unknown_attributes_stay():
     [
         ({}, "missing, or given twice"),
         ({"to": "LATEST", "ago": "1s"}, "given twice"),
-        ({"to": "yesterday"}, "is not a position"),
+        ({"to": "yesterday"}, "is not a time; write one of --to TRIM_HORIZON"),
         ({"to": "2026-01-01T00:00:00"}, "no time zone; write 2026-01-01T00:00:00Z for UTC"),
         ({"to": "2026-11-23"}, "no time zone; write 2026-11-23T00:00:00Z for UTC"),
         ({"to": "20261123"}, "no time zone; write 2026-11-23T00:00:00Z for UTC"),

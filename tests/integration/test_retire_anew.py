@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from kcl_pipeline.aws import open_removals, open_tables
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.control import retire
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.retire import Retiring
-from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.errors import ApplicationInUseError, SinkError
+from kcl_pipeline.errors import ApplicationInUseError
 from tests.support.iam_world import (  # noqa: F401 (fixtures)
     Application,
     _open_again,
@@ -52,31 +48,6 @@ def test_a_new_application_continues_after_the_positions_in_the_table(
     application.publish(5)
     assert application.drain() == 5, "nothing is repeated, and nothing is skipped"
     assert count(application) == 25
-
-
-def test_only_tables_that_exist_are_said_to_stay(
-    application: Application, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = application.pipeline.sink
-    assert isinstance(sink, DeltaSink)
-
-    def tables() -> list[bool]:
-        stays = retiring(application).plan().stays
-        starts = (f"the Delta table {sink.uri}", f"the dead-letter table {sink.dead_letters}")
-        return [any(text.startswith(start) for text in stays) for start in starts]
-
-    assert tables() == [False, False]
-    assert application.drain() == 20
-    assert tables() == [True, False]
-    write_deltalake(sink.dead_letters, pa.table({"data": [b"x"]}))
-    assert tables() == [True, True]
-
-    def deny(*_: object) -> bool:
-        raise SinkError("denied")
-
-    monkeypatch.setattr(retire, "table_exists", deny)
-    shutil.rmtree(sink.dead_letters)
-    assert tables() == [True, True], "what cannot be looked at may exist"
 
 
 def test_a_running_worker_is_named(application: Application) -> None:

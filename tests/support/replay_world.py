@@ -11,8 +11,9 @@ from deltalake import DeltaTable
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.control.replay.request import ReplayRequest
-from kcl_pipeline.control.replay.run import Replaying
+from kcl_pipeline.control.context import OperationContext
+from kcl_pipeline.control.operations import ReplayRequest
+from kcl_pipeline.control.replay import RangeReplay
 
 FAST = {
     "lease": {"failover_time_millis": 1000, "lease_discovery_interval_millis": 50},
@@ -83,7 +84,7 @@ class ReplayWorld:
         )
         return worker.run(self.clock.signal(), mode="drain")
 
-    def replaying(self):
+    def replaying(self, stop=None):
         tables = self.tables
         app = ApplicationControl(
             self.pipeline.settings,
@@ -93,14 +94,15 @@ class ReplayWorld:
             self.clock,
             "ann",
         )
-        return Replaying(app, self.pipeline, self.clients)
+        return RangeReplay(OperationContext(lambda: app, self.clients, self.pipeline, stop=stop))
 
     def plan(self, replay_id=None, begin=None, end=None, **where):
-        times = (None if one is None else one.isoformat() for one in (begin, end))
-        return self.replaying().plan(ReplayRequest(replay_id, *times, **where))
+        times = [None if one is None else one.isoformat() for one in (begin, end)]
+        request = ReplayRequest(replay_id=replay_id, from_time=times[0], to_time=times[1], **where)
+        return self.replaying().plan(request)
 
     def run(self, plan):
-        return self.replaying().run(plan, self.clock.signal())
+        return self.replaying().run(plan)
 
     def rows(self, uri):
         """How often each record is in a table."""

@@ -38,7 +38,7 @@ def doctor(
     Checks settings, Java, credentials, permissions, tables, metrics, layout, leader, workers,
     shard coverage, stuck leases, paused shards, failing batches, dead letters, lost records and
     lag. With --pipeline also the output table: in an object store, a small object is written twice
-    and deleted. With DAGSTER_HOME, too, the run limits and grace periods of dagster.yaml.
+    and deleted. With DAGSTER_HOME, too, the run limit of dagster.yaml.
     The exit code is 1 if there is a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from kcl_pipeline.cli.doctor import setup
-from kcl_pipeline.cli.doctor.dagster_instance import check_instance, longest_stop_seconds
+from kcl_pipeline.cli.doctor.dagster_instance import check_instance
 from kcl_pipeline.cli.doctor.records import check_application, check_client_version, check_layout
 from kcl_pipeline.cli.doctor.setup import check_metrics, ok, problem, unknown
 from kcl_pipeline.cli.target import Target
@@ -49,8 +49,7 @@ def _pipeline(app: Target, pipeline: Any) -> Iterator[Finding]:
     table = sink.dead_letter_table(pipeline)
     if table is not None:
         yield from sink.check_dead_letters(*table, app.clock)
-    stop = longest_stop_seconds(app.settings.worker.stop_timeout_millis)
-    yield from check_instance(os.environ.get("DAGSTER_HOME"), pipeline.workers, stop)
+    yield check_instance(os.environ.get("DAGSTER_HOME"), pipeline.workers)
 
 
 def _settings(app: Target) -> Iterator[Finding]:

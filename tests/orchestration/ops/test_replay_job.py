@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients
-from kcl_pipeline.control.replay import run as replay_run
+from kcl_pipeline.control import replay
 from kcl_pipeline.orchestration.names import REPLAY_TAG, python_name
 from tests.support.dead_letters import letter, store
 from tests.support.local_aws import fresh_name
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("environment")
 
 @pytest.fixture
 def pipeline(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(replay_run, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(replay, "SETTLE_SECONDS", 0.1)
     name = fresh_name("job-replay")
     found = KinesisPipeline(
         name=name,
