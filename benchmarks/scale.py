@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from benchmarks.capacity import Meter
 from benchmarks.scale_fleet import LEADER, Fleet
-from kcl_pipeline.leader.watch import WATCHERS
+from kcl_pipeline.leader.assign import WATCHERS
 from kcl_pipeline.worker.worker import Worker
 
 CASES: Final = ((1_000, 10), (10_000, 500), (100_000, 5_000))

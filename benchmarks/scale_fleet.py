@@ -25,8 +25,8 @@ from kcl_pipeline.kinesis.client import (
     RecordsPage,
     ShardFilterType,
 )
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.lease.serialization import COUNTER, LEASE_KEY, OWNER, lease_to_item
 from kcl_pipeline.leases.lease.values import Lease

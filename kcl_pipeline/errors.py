@@ -277,6 +277,8 @@ STREAM_ERRORS: Final = (AccessDeniedError, InvalidRequestError, NotFoundError)
 """Errors of one stream that a retry does not end soon: it is missing, being created or deleted, or
 forbidden. The other streams of the application are read on.
 """
+STREAM_OPERATIONS: Final = frozenset({"DescribeStreamSummary", "ListShards"})
+"""The calls about a stream that a leader makes."""
 
 
 class RecordsLostError(KclError):

@@ -12,17 +12,14 @@ from typing import Final
 from kcl_pipeline.background import Joinable, Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.events import EventSink
+from kcl_pipeline.events import CycleFinished, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.assign import LeaseAssignment
-from kcl_pipeline.leader.kcl2 import followed_version
-from kcl_pipeline.leader.phase import Map
-from kcl_pipeline.leader.report import CycleReport, noted
-from kcl_pipeline.leader.streams.selection import StreamSelection
-from kcl_pipeline.leader.streams.streams import Streams
+from kcl_pipeline.leader.assign import CycleReport, LeaderDependencies, LeaseAssignment, Map
+from kcl_pipeline.leader.streams import Streams, StreamSelection
 from kcl_pipeline.leader.sync import Sync
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.planning.state import is_failing, is_valid
 
 SYNC_SECONDS: Final = 1.0
 """Shortest time between two runs of `sync`."""
@@ -76,43 +73,29 @@ class LeaderCycle:
         spawn: Spawn | None = None,
         stored: StoredShards | None = None,
     ) -> None:
-        rng = rng or SystemRandom()
-        self._clock = clock
-        self._events = events
-        self._owner_name = owner_name
-        self._spawn = spawn
-        self._assignment = LeaseAssignment(
+        self._deps = deps = LeaderDependencies(
             settings,
             lease_table,
             worker_table,
             coordinator_table,
             clock,
-            events=events,
-            owner_name=owner_name,
-            version=followed_version(settings, coordinator_table, owner_name, clock, events),
-            rng=rng,
+            events,
+            owner_name,
+            rng or SystemRandom(),
             resume_own_name=resume_own_name,
-            map_=map or builtins.map,
+            map=map or builtins.map,
             spawn=spawn,
         )
+        self._assignment = LeaseAssignment(deps)
         self.lock_settings = self._assignment.lock_settings
-        self._sync = Sync(
-            settings,
-            self._assignment,
-            lease_table,
-            worker_table,
-            coordinator_table,
-            kinesis,
-            clock=clock,
-            events=events,
-            streams=Streams(settings, kinesis, clock, events, owner_name, selection, rng=rng),
-            stored=stored,
-        )
+        streams = Streams(settings, kinesis, clock, events, owner_name, selection, rng=deps.rng)
+        self._sync = Sync(deps, self._assignment, kinesis, streams, stored)
         self._syncing: Joinable | None = None
         self._next_sync = -math.inf
         self._synced_term: int | None = None
-        self._is_busy = False
+        # `_lock` is held during an assignment; `_gate` lets a second caller know without a wait
         self._gate, self._lock = threading.Lock(), clock.lock()
+        self._is_busy = False
 
     def run_once(self, deadline_seconds: float | None = None) -> CycleReport:
         """Assign leases, and start `sync` unless it is still running.
@@ -135,33 +118,37 @@ class LeaderCycle:
         try:
             with self._lock:
                 report = self._assignment.run(deadline_seconds)
-                if self._spawn is None:
+                if self._deps.spawn is None:
                     self._sync.run()
                     if self._sync.created or (report.led and self._assignment.scanned is None):
                         report = self._assignment.run(deadline_seconds)
-                is_skipped = self._start_sync()
+                    is_skipped = False
+                else:
+                    is_skipped = self._start_sync(self._deps.spawn)
                 report = replace(self._with_synced(report), sync_skipped=is_skipped)
-                return noted(report, self._owner_name, self._events)
+                self._note(report)
+                return report
         finally:
             self._is_busy = False
 
-    def _start_sync(self) -> bool:
+    def _start_sync(self, spawn: Spawn) -> bool:
         """Start `sync` on its thread if it is due; return whether the former one still runs."""
-        scanned, now = self._assignment.scanned, self._clock.monotonic()
+        scanned, now = self._assignment.scanned, self._deps.clock.monotonic()
         term = None if scanned is None else scanned.term
-        if self._spawn is None or (now < self._next_sync and term == self._synced_term):
+        # At once in a new term: the first leases of an application wait for it
+        if now < self._next_sync and term == self._synced_term:
             return False
         self._next_sync = now + SYNC_SECONDS
         if self._syncing is not None and self._syncing.is_alive():
             return True
         self._synced_term = term
-        self._syncing = self._spawn("leader-sync", self._sync_once)
+        self._syncing = spawn("leader-sync", self._sync_once)
         return False
 
     def _sync_once(self) -> None:
-        began = self._clock.monotonic()
+        began = self._deps.clock.monotonic()
         self._sync.run()
-        ended = self._clock.monotonic()
+        ended = self._deps.clock.monotonic()
         pause = min(_SYNC_DUTY * (ended - began), _LONGEST_PAUSE_SECONDS)
         self._next_sync = ended + max(SYNC_SECONDS, pause)
 
@@ -180,6 +167,27 @@ class LeaderCycle:
             created=tuple(created.pop(0) for _ in range(len(created))),
             deleted=tuple(deleted.pop(0) for _ in range(len(deleted))),
             error="; ".join(errors) or None,
+        )
+
+    def _note(self, report: CycleReport) -> None:
+        self._deps.events(
+            CycleFinished(
+                self._deps.owner_name,
+                report.led,
+                report.seconds * 1000,
+                report.error is None,
+                leases=len(report.leases),
+                expired=len(report.expired),
+                unowned=sum(lease.owner is None and not lease.ended for lease in report.leases),
+                unreadable=len(report.unreadable),
+                workers=len(report.workers),
+                failing_workers=sum(1 for row in report.workers if is_failing(row)),
+                invalid_workers=sum(1 for row in report.workers if not is_valid(row)),
+                streams=len(report.coverage),
+                incomplete_streams=sum(1 for one in report.coverage if not one.complete),
+                unavailable_streams=len(report.unavailable),
+                sync_skipped=report.sync_skipped,
+            )
         )
 
     def wait_for_sync(self, seconds: float) -> bool:
@@ -206,7 +214,7 @@ class LeaderCycle:
     def next_expiry_seconds(self, now: float | None = None) -> float:
         """Return the seconds from `now` until the next lease expires unrenewed; inf for none."""
         return self._assignment.liveness.next_expiry_seconds(
-            self._clock.monotonic() if now is None else now
+            self._deps.clock.monotonic() if now is None else now
         )
 
     def release(self) -> None:

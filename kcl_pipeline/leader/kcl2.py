@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
 
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
@@ -31,10 +32,14 @@ from kcl_pipeline.events import (
     MoveRefused,
     PlanMade,
 )
-from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import VERSION_3X_WITH_ROLLBACK, ClientVersion
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, MigrationState
+from kcl_pipeline.leases.tables import (
+    CoordinatorStateTable,
+    LeaseTable,
+    MigrationState,
+    WorkerMetrics,
+)
 
 TAKE_AND_STEAL: Final = "take_and_steal"
 """Name of the algorithm in plans and events."""
@@ -219,28 +224,6 @@ class TakeResult:
     must_repeat: bool
 
 
-@dataclass(slots=True)
-class _Ages:
-    """When the counter of each lease was last seen to change, in monotonic seconds."""
-
-    counters: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def observe(self, leases: tuple[Lease, ...], now: float) -> None:
-        """Compare a scan with the former one. A new lease without an owner is very old."""
-        before, self.counters = self.counters, {}
-        for lease in leases:
-            known = before.get(lease.lease_key)
-            if known is not None and known[0] == lease.counter:
-                self.counters[lease.lease_key] = known
-            else:
-                at = -math.inf if known is None and lease.owner is None else now
-                self.counters[lease.lease_key] = (lease.counter, at)
-
-    def note(self, lease: Lease, now: float) -> None:
-        """Note a write of this worker."""
-        self.counters[lease.lease_key] = (lease.counter, now)
-
-
 class LeaseTaker:
     """Takes leases for one worker. One thread calls it.
 
@@ -278,12 +261,12 @@ class LeaseTaker:
             assignment.max_leases_to_steal_at_one_time,
             assignment.enable_priority_lease_assignment,
         )
-        self._ages = _Ages()
+        self._renewals = LastChanges[str]()
         self._spilled = 0
 
     def forget(self) -> None:
         """Forget all observations, while somebody leads."""
-        self._ages = _Ages()
+        self._renewals = LastChanges[str]()
 
     def run(self) -> TakeResult:
         """Scan the leases, decide, and take leases.
@@ -294,7 +277,8 @@ class LeaseTaker:
         began = self._clock.monotonic()
         listing = self._table.list_leases()
         found = listing.of_form(self._table.name, multi_stream=self._is_multi_stream).leases
-        self._ages.observe(found, self._clock.monotonic())
+        counters = {lease.lease_key: lease.counter for lease in found}
+        self._renewals.observe(counters, self._clock.monotonic())
         seen = [self._with_age(lease, began) for lease in found]
         takings = leases_to_take(self._worker_id, seen, self._limits, self._rng)
         # A plan without moves is told once: each run would repeat it.
@@ -309,10 +293,12 @@ class LeaseTaker:
         return TakeResult(tuple(taken), must_repeat=len(taken) < len(takings.takes))
 
     def _with_age(self, lease: Lease, now: float) -> SeenLease:
+        key = lease.lease_key
+        is_new = lease.owner is None and not self._renewals.has_changed(key)
         return SeenLease(
-            lease.lease_key,
+            key,
             lease.owner,
-            now - self._ages.counters[lease.lease_key][1],
+            math.inf if is_new else now - self._renewals.since(key),
             ended=lease.ended,
             in_handoff=lease.in_handoff,
         )
@@ -333,7 +319,7 @@ class LeaseTaker:
         if row is None:
             self._events(MoveRefused(lease.lease_key, self._worker_id))
             return False
-        self._ages.note(row, self._clock.monotonic())
+        self._renewals.note(row.lease_key, row.counter, self._clock.monotonic())
         self._events(
             LeaseMoved(
                 lease.lease_key, lease.owner, self._worker_id, graceful=False, reason=take.reason
@@ -457,14 +443,19 @@ class UpgradeFrom2x:
         self.ready_since = None
         self._next_check = 0.0
 
-    def advance(self, context: CycleContext) -> None:
-        """Check whether the application is ready, and change the version after `READY_SECONDS`."""
+    def advance(self, leases: Iterable[Lease], workers: Iterable[WorkerMetrics]) -> None:
+        """Check whether the application is ready, and change the version after `READY_SECONDS`.
+
+        Args:
+            leases: All leases.
+            workers: The living workers.
+        """
         now = self._clock.monotonic()
         if not self._version.is_upgrading or now < self._next_check:
             return
         self._next_check = now + CHECK_SECONDS
         try:
-            if not self._is_ready(context):
+            if not self._is_ready(leases, workers):
                 self.ready_since = None
             elif self.ready_since is None:
                 self.ready_since = now
@@ -474,9 +465,9 @@ class UpgradeFrom2x:
             self.ready_since = None
             self._events(AwsTrouble("migration from KCL 2.x", str(error)))
 
-    def _is_ready(self, context: CycleContext) -> bool:
-        owners = {lease.owner for lease in context.leases.values() if not lease.ended}
-        if not owners or not owners <= {row.worker_id for row in context.workers}:
+    def _is_ready(self, leases: Iterable[Lease], workers: Iterable[WorkerMetrics]) -> bool:
+        owners = {lease.owner for lease in leases if not lease.ended}
+        if not owners or not owners <= {row.worker_id for row in workers}:
             return False
         self._lease_table.lease_keys_of(next(iter(sorted(filter(None, owners)))))
         return True

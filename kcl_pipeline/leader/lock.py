@@ -1,8 +1,4 @@
-"""Acquire and hold the leader lock without comparing clocks of two hosts (protocol §3.3).
-
-`LeaderElection` belongs to `assign()`: one thread calls it. `Leadership` is what `sync()` may know
-of it: whether this process still leads.
-"""
+"""Acquire and hold the leader lock without comparing clocks of two hosts (protocol §3.3)."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from kcl_pipeline.background import Spawn
+from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
 from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
@@ -67,9 +64,11 @@ def lock_settings(settings: ConsumerSettings, *, is_sensor: bool) -> LeaderSetti
 class LeaderElection:
     """One candidate for the leader lock.
 
-    It has no thread: the caller runs `try_lead` once per cycle, and `confirm` before each phase
-    that writes. A lock has expired when its version has not changed for its stored duration. The
-    candidate measures this on its own monotonic clock, from its first read of the version.
+    It belongs to `assign`, whose thread runs `try_lead` once per cycle and `check` before each
+    group of writes. `sync` calls `check_term` and `proof` only.
+
+    A lock has expired when its version has not changed for its stored duration. The candidate
+    measures this on its own monotonic clock, from its first read of the version.
 
     With `resume_own_name`, a lock with the name of this candidate is replaced at once. This is for
     the sensor, whose name is used by one process at a time and survives code reloads. If two
@@ -125,7 +124,8 @@ class LeaderElection:
         self._next_version: str | None = None
         self._claim: LeaderLock | None = None
         self._claimed_at = 0.0
-        self._observed: tuple[object, float] | None = None
+        self._changes = LastChanges[str]()
+        """Since when the lock of another process has its version."""
         self.patience_seconds = 0.0
         self._free_since: float | None = None
 
@@ -179,7 +179,6 @@ class LeaderElection:
             self.confirmed_at = began
             return True
         self.held = None
-        self._observed = None
         self._events(LeadershipLost(self.owner_name, "another process has acquired the lock"))
         return False
 
@@ -244,7 +243,7 @@ class LeaderElection:
         held, version = self.held, self._next_version
         if held is None:
             return
-        self.held = self._next_version = self._observed = None
+        self.held = self._next_version = None
         self.seen_owner = None
         self._events(LeadershipLost(self.owner_name, reason))
         if version is not None:
@@ -252,12 +251,41 @@ class LeaderElection:
             self._table.release_lock(replace(held, version=version))
         self._table.release_lock(held)
 
+    # What `sync` asks on its own thread. It reads memory and makes no call
+
+    def check_term(self, term: int) -> None:
+        """Check before a group of writes that this process has led since it began the term.
+
+        If the lock was lost meanwhile, also if it was acquired again, others may have led.
+
+        Raises:
+            NotLeadingError: Another process may have the lock.
+        """
+        if self.term != term or self.may_have_expired():
+            raise NotLeadingError
+
+    def proof(self, term: int) -> ConditionCheck:
+        """Return the condition that this process holds the lock, as it has since the term began.
+
+        A heartbeat changes the version of the lock, and with it the proof.
+
+        Raises:
+            NotLeadingError: Another process may have the lock.
+        """
+        held = self.held
+        self.check_term(term)
+        if held is None:
+            raise NotLeadingError
+        return self._table.proof_of_lock(held)
+
+    # How a candidate acquires the lock
+
     def _is_held_by_another(self) -> bool:
         """Return whether another process holds the lock, as an eventually consistent read shows.
 
         This read costs half. A lock that is free or may have expired is read again, consistently.
         """
-        if self._observed is None or self._claim is not None:
+        if LEADER_KEY not in self._changes or self._claim is not None:
             return False
         read_started = self._clock.monotonic()
         item = self._table.observe_lock(consistent=False)
@@ -268,13 +296,16 @@ class LeaderElection:
         ):
             return False
         self.unreadable, self.seen_owner = None, item.owner_name
-        if self._observed[0] != item.version:
-            self._observe(item)
-            return True
-        return read_started - self._observed[1] <= item.lease_duration_millis / 1000
+        return self._age(item.version, read_started) <= item.lease_duration_millis / 1000
 
-    def _observe(self, lock: LeaderLock) -> None:
-        self._observed = (lock.version, self._clock.monotonic())
+    def _age(self, value: object, read_started: float) -> float:
+        """Return for how long the lock had this value when the read of it began.
+
+        A change counts from the end of the read, so that a pause of this process during the read
+        is not silence of the leader.
+        """
+        self._changes.observe({LEADER_KEY: value}, self._clock.monotonic())
+        return read_started - self._changes.since(LEADER_KEY)
 
     def _acquire(self) -> bool:
         if self._is_held_by_another():
@@ -296,11 +327,8 @@ class LeaderElection:
             return self._now_leading(self._claim, None, self._claimed_at)
         if self._resume_own_name and item.owner_name == self.owner_name:
             return self._put(item, stolen_from=None)
-        if self._observed is None or self._observed[0] != item.version:
-            self._observe(item)
-            return False
         lock_seconds = item.lease_duration_millis / 1000
-        if scan_started - self._observed[1] <= lock_seconds + self.patience_seconds:
+        if self._age(item.version, scan_started) <= lock_seconds + self.patience_seconds:
             return False
         return self._put(item, stolen_from=item.owner_name)
 
@@ -313,10 +341,7 @@ class LeaderElection:
         if self.unreadable != item.reason:
             self.unreadable = item.reason
             self._events(RowRejected(self._table.name, LEADER_KEY, item.reason))
-        if self._observed is None or self._observed[0] != item.attributes:
-            self._observed = (item.attributes, self._clock.monotonic())
-            return False
-        if scan_started - self._observed[1] <= MAX_LOCK_DURATION_MILLIS / 1000:
+        if self._age(item.attributes, scan_started) <= MAX_LOCK_DURATION_MILLIS / 1000:
             return False
         return self._put(item, stolen_from=UNKNOWN_OWNER)
 
@@ -334,7 +359,7 @@ class LeaderElection:
     def _now_leading(self, lock: LeaderLock, stolen_from: str | None, confirmed_at: float) -> bool:
         self._claim = self._free_since = None
         self.confirmed_at = confirmed_at
-        self._observed = None
+        self._changes = LastChanges[str]()  # the next lock of another process is a new one
         self.term += 1
         self.held = lock
         self.unreadable = None
@@ -345,48 +370,3 @@ class LeaderElection:
 
     def _new_version(self) -> str:
         return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
-
-
-class Leadership:
-    """Whether this process leads, for `sync()`: read in memory, without a call.
-
-    It belongs to one run of `sync()`. If the lock was lost since the run began, also if it was
-    acquired again, the run must not write: others may have led meanwhile.
-
-    Args:
-        election: Holds the lock. Another thread uses it.
-        table: The coordinator-state table.
-    """
-
-    def __init__(self, election: LeaderElection, table: CoordinatorStateTable) -> None:
-        self._election = election
-        self._table = table
-        self.owner_name = election.owner_name
-        self.term = election.term
-
-    def begin(self, term: int) -> None:
-        """Begin a run for a term of this process."""
-        self.term = term
-
-    def check(self) -> None:
-        """Check before a group of writes.
-
-        Raises:
-            NotLeadingError: Another process may have the lock.
-        """
-        if self._election.term != self.term or self._election.may_have_expired():
-            raise NotLeadingError
-
-    def proof(self) -> ConditionCheck:
-        """Return the condition that this process holds the lock.
-
-        A heartbeat changes the version of the lock, and with it the proof.
-
-        Raises:
-            NotLeadingError: Another process may have the lock.
-        """
-        held = self._election.held
-        self.check()
-        if held is None:
-            raise NotLeadingError
-        return self._table.proof_of_lock(held)

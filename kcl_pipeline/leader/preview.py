@@ -10,17 +10,17 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS
 from kcl_pipeline.events import ignore_events
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.lease_map import LeaseMap
-from kcl_pipeline.leader.listing import (
+from kcl_pipeline.leader.assign import Scan, StreamCoverage, scan
+from kcl_pipeline.leader.liveness import Liveness
+from kcl_pipeline.leader.streams import Streams
+from kcl_pipeline.leader.sync import (
+    LeaseMap,
     has_unreadable_shards,
     initial_leases,
+    keys_of,
     missing_leases,
     stream_coverage,
 )
-from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.phase import Scan, keys_of, scan
-from kcl_pipeline.leader.report import StreamCoverage
-from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leases.application.identity import ApplicationRecord
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.state.worker_status import UnavailableStream

@@ -26,7 +26,7 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError, UnreadableRowError
 from kcl_pipeline.events import Event
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.application.losses import Losses
 from kcl_pipeline.leases.lease.rejected import RejectedRows

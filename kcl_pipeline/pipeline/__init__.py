@@ -36,7 +36,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leader.streams.selection import StreamSelection
+from kcl_pipeline.leader.streams import StreamSelection
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
 from kcl_pipeline.metrics.platform import select_provider

@@ -25,7 +25,7 @@ from kcl_pipeline.config.model import STREAM_FORMS
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.foreach import ForeachArrowSink, ForeachBatchSink
-from kcl_pipeline.leader.streams.selection import SelectStreams
+from kcl_pipeline.leader.streams import SelectStreams
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.settings_errors import nearest, refuse_settings, shown, unknown, wrong

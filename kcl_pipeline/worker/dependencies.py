@@ -17,7 +17,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leader.streams.selection import SelectStreams
+from kcl_pipeline.leader.streams import SelectStreams
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.recorded_stream import unnamed_labels

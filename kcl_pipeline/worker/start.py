@@ -18,7 +18,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS, ApplicationPausedError, AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.streams.selection import SelectStreams, selected_streams
+from kcl_pipeline.leader.streams import SelectStreams, selected_streams
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.application.identity import (
     ApplicationIdentity,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.events import LeaseMoved, LeasesCreated
-from kcl_pipeline.leader.moves import how_to_move
+from kcl_pipeline.leader.assign import how_to_move
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import Observation

@@ -6,8 +6,8 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import LeaseDeleted, RecordsLost
-from kcl_pipeline.leader.streams.former import MIN_ANSWERS
-from kcl_pipeline.leader.streams.selection import ASK_SECONDS
+from kcl_pipeline.leader.streams import ASK_SECONDS
+from kcl_pipeline.leader.sync import MIN_ANSWERS
 from tests.leader.test_selection import SelectingWorld
 from tests.support.streams_world import StreamsWorld
 

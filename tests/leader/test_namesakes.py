@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.streams.streams import Streams
+from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.testing.clock import VirtualClock

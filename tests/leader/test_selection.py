@@ -5,7 +5,7 @@ import pytest
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import AwsTrouble, StreamsDiffer
-from kcl_pipeline.leader.streams.selection import ASK_SECONDS, StreamSelection, selected_streams
+from kcl_pipeline.leader.streams import ASK_SECONDS, StreamSelection, selected_streams
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.streams_world import StreamsWorld
 

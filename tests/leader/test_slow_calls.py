@@ -10,7 +10,10 @@ import pytest
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import CycleFinished, LeaderElected
+from kcl_pipeline.planning import strategies
+from kcl_pipeline.planning.model import Move, Plan
 from tests.support.leader_fleet import FAULTS, LeaderFleet
+from tests.support.leader_world import World
 
 FAILOVER_SECONDS = 10.0
 LOOK_SECONDS = {False: 1.0, True: 7.0}
@@ -117,3 +120,30 @@ def test_three_failed_assignments_release_the_lock(error, seconds):
         5,
     )
     assert fleet.coordinator.read_lock().owner_name != name
+
+
+def test_a_plan_is_cut_off_after_a_third_of_the_lock(monkeypatch):
+    """A plan for many leases takes seconds; the rest of its moves is planned in the next run."""
+    world = World(shards=4)
+    world.join("a")
+    plans = []
+
+    def slow(given):
+        began = world.clock.monotonic()
+        moves = []
+        for lease in given.leases:
+            if given.stop():
+                break
+            moves.append(Move(lease.lease_key, None, "a", "it has no owner"))
+            world.clock.advance(1.0)
+        plans.append((world.clock.monotonic() - began, len(moves)))
+        return Plan("slow", tuple(moves))
+
+    monkeypatch.setattr(strategies, "get", lambda _name: slow)
+    leader = world.leader()
+    leader.run_once()
+    third = leader.lock_settings.leader_lease_duration_millis / 1000 / 3
+    seconds, count = next(plan for plan in plans if plan[1])
+    assert third <= seconds <= third + 1.0
+    assert count < 4
+    assert list(world.owners().values()).count("a") == count

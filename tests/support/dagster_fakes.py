@@ -14,7 +14,7 @@ import dagster as dg
 from botocore.exceptions import ClientError
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.report import CycleReport, StreamCoverage
+from kcl_pipeline.leader.assign import CycleReport, StreamCoverage
 from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.orchestration.names import Names

@@ -15,7 +15,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AwsTrouble, CycleFailed
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.local import EmbeddedAws

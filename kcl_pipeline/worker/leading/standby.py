@@ -7,7 +7,7 @@ from typing import Final
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.store import MapCallable

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.orchestration.leader import (
     LONGEST_SECONDS,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import dagster as dg
 
 from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost, TableRestored
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version

@@ -9,7 +9,7 @@ import pytest
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.orchestration.specs import code_version
 from kcl_pipeline.orchestration.supervision import AutoscalerMemory
 from tests.support.dagster_fakes import (

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline.errors import ThrottledError
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.migration import ensure_client_version
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.orchestration.leader import (
     LeaderSince,
     cursor_text,

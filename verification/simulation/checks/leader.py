@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable

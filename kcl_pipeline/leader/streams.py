@@ -1,28 +1,36 @@
-"""The streams that a leader creates leases for, and the waits after their errors."""
+"""The streams that an application reads: which they are, and what they are now.
+
+`StreamSelection` asks a function of the user for them. `Streams` has those of the settings or of
+the selection, and those that other workers have recorded, and describes each of them now and then.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeGuard
 
+from kcl_pipeline.background import Joinable, Spawn, spawn_thread
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
+from kcl_pipeline.config.model import STREAM_FORMS, is_stream
 from kcl_pipeline.errors import (
     STREAM_ERRORS,
+    STREAM_OPERATIONS,
     AwsError,
+    KclError,
     NotFoundError,
+    SettingsError,
     StreamReplacedError,
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.events import EventSink, StreamUnavailable
+from kcl_pipeline.events import AwsTrouble, EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.lock import NotLeadingError
-from kcl_pipeline.leader.phase import STREAM_OPERATIONS
-from kcl_pipeline.leader.streams.selection import StreamSelection
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application.identity import MAX_TEXT, ApplicationIdentity
 from kcl_pipeline.leases.application.recorded_stream import (
     AccountAndName,
     InitialPositions,
@@ -31,30 +39,128 @@ from kcl_pipeline.leases.application.recorded_stream import (
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.shards import StreamId
 
+ASK_SECONDS: Final = 60.0
+MAX_STREAMS: Final = 10_000
+_CHARACTERS: Final = 20
+"""What the record of the application has of a stream, besides its name."""
+_SPARE: Final = 50_000
+"""Characters of the record for the sink, and for former streams that still have leases."""
+
 LOOK_SECONDS: Final = 5.0
 """How often one stream is described, to notice that it was created again."""
-
 LOOKS_PER_SECOND: Final = 4.0
 """Limit for all streams. DescribeStreamSummary is limited to 20 calls per second and account."""
-
 FIRST_WAIT_SECONDS: Final = 5.0
 LONGEST_WAIT_SECONDS: Final = 30.0
 REPORT_SECONDS: Final = 60.0
 
+SelectStreams = Callable[[], Iterable[str]]
+"""Returns the names or ARNs of the streams that the application reads now."""
+
+
+def selected_streams(select: SelectStreams) -> tuple[str, ...]:
+    """Return a checked answer, without duplicates.
+
+    Raises:
+        SettingsError: The answer cannot be used.
+        Exception: Any error of `select`.
+    """
+    answer = select()
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise SettingsError(f"the selection returned {type(answer).__name__}, not a list")
+    names = tuple(dict.fromkeys(answer))
+    for name in names:
+        if not isinstance(name, str) or not is_stream(name):
+            raise SettingsError(f"the selection returned {name!r:.200}. Write {STREAM_FORMS}")
+    if len(names) > MAX_STREAMS:
+        raise SettingsError(f"the selection returned {len(names)} streams, above {MAX_STREAMS}")
+    characters = sum(map(len, names)) + _CHARACTERS * len(names)
+    if characters > MAX_TEXT - _SPARE:
+        raise SettingsError(
+            f"the selection returned {len(names)} streams, more than the record of the application "
+            f"holds: {characters} of {MAX_TEXT - _SPARE} characters. Select fewer streams, and "
+            "write another application for the rest"
+        )
+    return names
+
+
+class StreamSelection:
+    """The last usable answer. A failed or empty answer changes nothing.
+
+    Every question runs in a thread of its own, so that a slow answer does not delay a cycle. There
+    is at most one such thread.
+
+    Args:
+        select: Returns the streams.
+        clock: Measures the time between two questions.
+        events: Receives `AwsTrouble` for every failed answer, in the thread of the question.
+        spawn: Starts the thread of a question.
+    """
+
+    def __init__(
+        self,
+        select: SelectStreams,
+        clock: Clock,
+        events: EventSink,
+        spawn: Spawn = spawn_thread,
+    ) -> None:
+        self._select = select
+        self._clock = clock
+        self._events = events
+        self._spawn = spawn
+        self._due = clock.monotonic()
+        self._asking: Joinable | None = None
+        self._answer: tuple[tuple[str, ...], int] = ((), 0)
+
+    @property
+    def answer(self) -> tuple[tuple[str, ...], int]:
+        """The streams, and the number of usable answers so far."""
+        return self._answer
+
+    def poll(self) -> None:
+        """Ask again if it is time. Does not wait for the answer."""
+        now = self._clock.monotonic()
+        is_asking = self._asking is not None and self._asking.is_alive()
+        if is_asking or now < self._due:
+            return
+        self._due = now + ASK_SECONDS
+        self._asking = self._spawn("select-streams", self._ask)
+
+    def _ask(self) -> None:
+        try:
+            names = selected_streams(self._select)
+        except Exception as error:  # noqa: BLE001 (the function may be the user's)
+            text = str(error) if isinstance(error, KclError) else f"{type(error).__name__}: {error}"
+            self._report(text)
+            return
+        if not names and self._answer[0]:
+            self._report("the answer is empty")
+            return
+        self._answer = (names, self._answer[1] + 1)
+
+    def _report(self, text: str) -> None:
+        self._events(AwsTrouble("selection of the streams; the last ones are kept", text))
+
 
 @dataclass(slots=True)
-class _Known:
-    stream: StreamId
-    due: float = 0.0
+class _Description:
+    """What is known of the stream that has a name.
+
+    Attributes:
+        stream: The last description. None: there was none.
+        due: When it is described again.
+        error: Why it cannot be read now. None: it can.
+        error_due: When the next attempt is made after the error.
+        wait_seconds: The last wait after an error, or after a throttled description.
+        reported_at: When the error was last reported.
+    """
+
+    stream: StreamId | None = None
+    due: float = -math.inf
+    error: AwsError | None = None
+    error_due: float = -math.inf
     wait_seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Wait:
-    error: AwsError
-    seconds: float
-    due: float
-    reported_at: float
+    reported_at: float = -math.inf
 
 
 class Streams:
@@ -92,8 +198,7 @@ class Streams:
         self._clock = clock
         self._events = events
         self._reporter = reporter
-        self._known: dict[str, _Known] = {}
-        self._waits: dict[str, _Wait] = {}
+        self._descriptions: dict[str, _Description] = {}
         self._recorded: tuple[RecordedStream, ...] = ()
         self._adopted: tuple[str, ...] = ()
         self._positions = InitialPositions(settings)
@@ -123,9 +228,12 @@ class Streams:
 
     def are_known(self) -> bool:
         """Whether there are several streams, and a configured one was resolved."""
-        return self._settings.is_multi_stream and any(
-            name in self._known for name in self.configured()
-        )
+        return self._settings.is_multi_stream and any(map(self._described, self.configured()))
+
+    def _described(self, name: str) -> StreamId | None:
+        """Return the last description of a stream. None: it is not resolved."""
+        known = self._descriptions.get(name)
+        return None if known is None else known.stream
 
     @property
     def answers(self) -> int | None:
@@ -141,8 +249,8 @@ class Streams:
 
     def identities(self) -> set[AccountAndName]:
         """Return account and name of the configured and of the recorded streams."""
-        known = (self._known[name].stream for name in self.configured() if name in self._known)
-        configured = {(stream.account, stream.name) for stream in known}
+        known = map(self._described, self.configured())
+        configured = {(stream.account, stream.name) for stream in known if stream is not None}
         return configured | {one.account_and_name for one in self._recorded}
 
     def not_configured(self, identities: set[AccountAndName]) -> set[AccountAndName]:
@@ -161,12 +269,15 @@ class Streams:
         is resolved.
         """
         own = self._own_account()
-        unresolved = (RecordedStream(one) for one in self.configured() if one not in self._known)
+        unresolved = (
+            RecordedStream(one) for one in self.configured() if self._described(one) is None
+        )
         found = (one.account_and_name for one in unresolved)
         return {(own if account is None else account, name) for account, name in found}
 
     def _own_account(self) -> str | None:
-        resolved = (one.stream for name, one in self._known.items() if not name.startswith("arn:"))
+        names = (name for name in self._descriptions if not name.startswith("arn:"))
+        resolved = (stream for name in names if (stream := self._described(name)) is not None)
         return next((stream.account for stream in resolved if stream.account is not None), None)
 
     def adopt(self, orphans: Iterable[AccountAndName]) -> None:
@@ -184,8 +295,8 @@ class Streams:
         )
 
     def _is_gone(self, name_or_arn: str) -> bool:
-        wait = self._waits.get(name_or_arn)
-        return wait is not None and isinstance(wait.error, NotFoundError)
+        known = self._descriptions.get(name_or_arn)
+        return known is not None and isinstance(known.error, NotFoundError)
 
     def shard_sync_of(self, stream: StreamId) -> ShardSyncSettings:
         """Return the settings of shard sync with the initial position of this stream."""
@@ -202,9 +313,9 @@ class Streams:
         configured = self.configured()
         arns = set[str | None](configured)
         for name in configured:
-            known = self._known.get(name)
-            if known is not None:
-                arns |= {known.stream.arn, known.stream.name}
+            stream = self._described(name)
+            if stream is not None:
+                arns |= {stream.arn, stream.name}
         unresolved = {one for one in self._unresolved() if one[0] is not None}
         return lambda recorded: recorded.arn in arns or recorded.account_and_name in unresolved
 
@@ -234,10 +345,9 @@ class Streams:
 
     def refresh(self) -> None:
         """Forget the streams that are not read any more."""
-        names = set(self.names())
-        for cache in (self._known, self._waits):
-            for name in cache.keys() - names:  # a selection may name thousands in its life
-                del cache[name]
+        # A selection may name thousands in its life
+        for name in self._descriptions.keys() - set(self.names()):
+            del self._descriptions[name]
 
     def look(self, name_or_arn: str) -> StreamId:
         """Return the stream that has a name now. It is requested from the service now and then.
@@ -247,75 +357,79 @@ class Streams:
                 error of this stream, no call is made for some seconds.
         """
         now = self._clock.monotonic()
-        wait = self._waits.get(name_or_arn)
-        if wait is not None and now < wait.due:
-            error = wait.error
+        known = self._descriptions.setdefault(name_or_arn, _Description())
+        error = known.error
+        if error is not None and now < known.error_due:
             raise type(error)(str(error), code=error.code, operation=error.operation)
-        known = self._known.get(name_or_arn)
-        if known is not None and now < known.due:
+        if known.stream is not None and now < known.due:
             return known.stream
         try:
             found = self._kinesis.resolve_stream(
                 name_or_arn, multi_stream=self._settings.is_multi_stream
             )
         except (ThrottledError, UnavailableError) as failure:
-            if known is None:
+            if known.stream is None:
                 self._note_failure(name_or_arn, failure)
                 raise
-            # From the end of the call, which has waited between its attempts
-            known.wait_seconds = min(
-                max(2 * known.wait_seconds, self._look_seconds()), LONGEST_WAIT_SECONDS
-            )
-            known.due = self._clock.monotonic() + self._spread(known.wait_seconds)
+            # The stream was there a moment ago: its leases are still kept complete
+            known.due = self._lengthen(known, is_spread=True)
             return known.stream
         except STREAM_ERRORS as failure:
             self._note_failure(name_or_arn, failure)
             raise
-        if wait is not None and wait.error.operation == "DescribeStreamSummary":
-            del self._waits[name_or_arn]
+        if error is None or error.operation == "DescribeStreamSummary":
+            self._note_success(known)
         # Creation times only grow. A smaller one is a response about a former stream of this name.
-        if known is None or (found.created_millis or 0) >= (known.stream.created_millis or 0):
-            self._known[name_or_arn] = known = _Known(found)
-        known.wait_seconds = 0.0
+        former = known.stream
+        if former is None or (found.created_millis or 0) >= (former.created_millis or 0):
+            known.stream = former = found
         known.due = self._clock.monotonic() + self._look_seconds()
-        return known.stream
-
-    def _spread(self, seconds: float) -> float:
-        return seconds * self._rng.uniform(0.5, 1.0)
+        return former
 
     def _look_seconds(self) -> float:
-        return max(LOOK_SECONDS, len(self._known) / LOOKS_PER_SECOND)
+        return max(LOOK_SECONDS, len(self._descriptions) / LOOKS_PER_SECOND)
+
+    def _lengthen(self, known: _Description, *, is_spread: bool) -> float:
+        """Double the wait of a stream; return its end.
+
+        It begins at the end of the call, which has waited between its attempts. The limit of calls
+        is one of the account: processes that were throttled together must not come back together.
+        """
+        seconds = min(max(2 * known.wait_seconds, FIRST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+        known.wait_seconds = seconds
+        spread = self._rng.uniform(0.5, 1.0) if is_spread else 1.0
+        return self._clock.monotonic() + spread * seconds
 
     def _note_failure(self, name: str, error: AwsError) -> None:
-        now = self._clock.monotonic()
-        before = self._waits.get(name)
-        seconds = (
-            FIRST_WAIT_SECONDS if before is None else min(2 * before.seconds, LONGEST_WAIT_SECONDS)
-        )
-        reported_at = before.reported_at if before is not None else now - REPORT_SECONDS
-        if now - reported_at >= REPORT_SECONDS:
-            reported_at = now
+        now, known = self._clock.monotonic(), self._descriptions[name]
+        if now - known.reported_at >= REPORT_SECONDS:
+            known.reported_at = now
             self._events(StreamUnavailable(self._reporter, name, str(error)))
         is_throttled = isinstance(error, ThrottledError | UnavailableError)
-        due = now + (self._spread(seconds) if is_throttled else seconds)
-        self._waits[name] = _Wait(error, seconds, due, reported_at)
+        known.error, known.error_due = error, self._lengthen(known, is_spread=is_throttled)
+
+    def _note_success(self, known: _Description) -> None:
+        known.error, known.wait_seconds, known.reported_at = None, 0.0, -math.inf
 
     def forget(self) -> None:
         """Forget all streams. They are resolved again when needed."""
-        self._known.clear()
+        for known in self._descriptions.values():
+            known.stream = None
 
     def known(self) -> tuple[StreamId, ...]:
         """Return the streams that are resolved, in the order of `names`."""
-        streams = (self._known[name].stream for name in self.names() if name in self._known)
+        streams = (stream for stream in map(self._described, self.names()) if stream is not None)
         return tuple(
             found for stream in streams if (found := self._as_recorded(stream)) is not None
         )
 
     def unavailable(self) -> tuple[UnavailableStream, ...]:
         """Return the streams whose last attempt failed, in the order of `names`."""
-        waits = ((name, self._waits.get(name)) for name in self.names())
+        known = ((name, self._descriptions.get(name)) for name in self.names())
         return tuple(
-            UnavailableStream(name, str(wait.error)) for name, wait in waits if wait is not None
+            UnavailableStream(name, str(one.error))
+            for name, one in known
+            if one is not None and one.error is not None
         )
 
     def for_each(self, work: Callable[[StreamId], None], errors: list[Exception]) -> None:
@@ -333,7 +447,9 @@ class Streams:
                 if is_resolved and _is_of_stream(error):
                     self._note_failure(name, error)
             else:
-                self._waits.pop(name, None)
+                known = self._descriptions[name]
+                if known.error is not None:
+                    self._note_success(known)
 
 
 def _is_of_stream(error: Exception) -> TypeGuard[AwsError]:
