@@ -93,6 +93,7 @@ class SparkBatchWriter:
         self._storage = open_storage(self._root, self._options)
         self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._clock = SystemClock()
+        self._raises = True
 
     def prepare(self) -> None:
         """Load the Java classes that pass batches to Spark, before the first batch needs them."""
@@ -153,7 +154,10 @@ class SparkBatchWriter:
 
         # Made for the call: as an attribute it would refer back to this writer, whose memory files
         # would then stay open until a collection of cycles.
-        return SparkProbe(self._session, fitting, check).errors(slices)
+        probe = SparkProbe(self._session, fitting, check, raises=self._raises)
+        errors = probe.errors(slices)
+        self._raises = probe.raises
+        return errors
 
     def _write_files(
         self, frame: DataFrame, columns: TableColumns, most_files: int | None, batch_id: str

@@ -8,6 +8,8 @@ groups, joins or sorts) gets a plan and a job for each part.
 The results of the parts that do not fail come to the driver as Arrow columns, in one job more, and
 are checked there. A check in the tasks would need a Python process for each core, and one more for
 each part that fails: Spark ends a Python process whose task fails, and a new one imports pyarrow.
+A task costs as much as hundreds of records, so parts are checked in large groups first, and alone
+only in a group that the check refuses.
 
 The tasks return their errors (`spark.outcomes`), so one job finds all failing parts. An error that
 they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
@@ -54,6 +56,8 @@ from kcl_pipeline.spark.failures.outcomes import errors_of, with_outcomes
 _LOG = logging.getLogger(__name__)
 
 MAX_JOBS_AT_ONCE: Final = 8
+_GROUPS: Final = 8
+"""Parts are checked in this number of groups first."""
 _STATUS_MILLIS: Final = 10_000
 _MOST_TASKS: Final = 100_000
 _JOB_GROUP: Final = "spark.jobGroup.id"
@@ -82,6 +86,11 @@ class SparkProbe:
         apply: Applies the transform to a DataFrame with this many records, without evaluating it.
             Raises `TransformFailedError`.
         check: Looks at the result of a part. Raises `TransformFailedError`.
+        raises: Whether the transform failed on parts of this batch before. If not, they are checked
+            at once: the job of the check finds out if it fails now.
+
+    Attributes:
+        raises: Whether it failed on one of the last parts of which any failed.
     """
 
     def __init__(
@@ -89,10 +98,13 @@ class SparkProbe:
         session: SparkSession,
         apply: Callable[[DataFrame, int], DataFrame],
         check: Callable[[pa.Table], object] | None = None,
+        *,
+        raises: bool = True,
     ) -> None:
         self._session = session
         self._apply = apply
         self._check = check
+        self.raises = raises
 
     def errors(self, slices: Sequence[pa.Table]) -> list[str | None]:
         """The error of each part; None for a part without an error.
@@ -100,18 +112,64 @@ class SparkProbe:
         Raises:
             SinkError: Spark itself failed.
         """
+        if self._check is not None and not self.raises:
+            refused = self._refused_together(slices, self._check)
+            if refused is not None:
+                return refused
         errors = self._raised(slices)
+        has_raised = any(errors)
         passed = [number for number, error in enumerate(errors) if error is None]
         if self._check is not None and passed:
             refused = self._refused([slices[number] for number in passed], self._check)
             for number, error in zip(passed, refused, strict=True):
                 errors[number] = error
+        if any(errors):  # a sample of parts that are all good shows nothing
+            self.raises = has_raised
         return errors
 
     def _refused(
         self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
     ) -> list[str | None]:
         """The error of the check for each of these parts. The transform fails on none of them."""
+        together = self._refused_together(slices, check)
+        return self._refused_alone(slices, check) if together is None else together
+
+    def _refused_together(
+        self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
+    ) -> list[str | None] | None:
+        """Check groups of parts, and then each part of the groups that the check refuses.
+
+        None: a job failed, or the transform needs a plan for each part. Then a group may have
+        another result than its parts.
+        """
+        edges = [len(slices) * number // _GROUPS for number in range(_GROUPS + 1)]
+        groups = [range(begin, end) for begin, end in pairwise(edges) if begin < end]
+        rows = [pa.concat_tables([slices[number] for number in group]) for group in groups]
+        try:
+            results = self._results_together(rows)
+        except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
+            _LOG.info("checking each part alone: %s", spark_line(error))
+            return None
+        if results is None:
+            return None
+        errors: list[str | None] = [None] * len(slices)
+        refused: list[int] = []
+        for group, result in zip(groups, results, strict=True):
+            refusal = _refusal(result, check)
+            if len(group) == 1:
+                errors[group[0]] = refusal
+            elif refusal is not None:
+                refused += group
+        if refused:
+            alone = self._refused_alone([slices[number] for number in refused], check)
+            for number, text in zip(refused, alone, strict=True):
+                errors[number] = text
+        return errors
+
+    def _refused_alone(
+        self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
+    ) -> list[str | None]:
+        """Check each part."""
         try:
             results = self._results(slices)
         except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
@@ -119,14 +177,24 @@ class SparkProbe:
                 return [self._text(error, slices[0].num_rows)]
             # Perhaps they are larger than what Spark returns to a driver.
             half = len(slices) // 2
-            return [*self._refused(slices[:half], check), *self._refused(slices[half:], check)]
+            return [
+                *self._refused_alone(slices[:half], check),
+                *self._refused_alone(slices[half:], check),
+            ]
         return [_refusal(result, check) for result in results]
 
     def _results(self, slices: Sequence[pa.Table]) -> list[pa.Table]:
         """Evaluate parts on which the transform does not fail."""
+        together = self._results_together(slices)
+        if together is not None:
+            return together
+        return [self._planned_alone(part).toArrow() for part in slices]
+
+    def _results_together(self, slices: Sequence[pa.Table]) -> list[pa.Table] | None:
+        """Like `_results`, in one job. None: the transform needs a plan for each part."""
         planned = self._planned(slices)
         if planned is None:
-            return [self._planned_alone(part).toArrow() for part in slices]
+            return None
         name = f"part-{uuid4().hex}"
         whole = planned[0].withColumn(name, f.spark_partition_id()).toArrow()
         numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
