@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import logging
 import random
+import statistics
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,14 +41,19 @@ _BACKOFF_SECONDS: Final = 0.004
 _BACKOFF_LIMIT_SECONDS: Final = 0.4
 _CROWDED: Final = 1.2
 _POLL_SECONDS: Final = 0.004
-_LONGEST_ATTEMPT_SECONDS: Final = 0.5
+_LONGEST_ATTEMPT_SECONDS: Final = 2.0
+_ATTEMPTS_KEPT: Final = 5
 _ATTEMPTS_OF_COLLECTED: Final = 4
 _FIRST_LOOK: Final = 1.2
-_NEXT_LOOK: Final = 0.3
+_NEXT_LOOK: Final = 0.5
 _FEWEST_WRITERS: Final = 4.0
 """A writer that has met another one expects so many. It finds out how many there are."""
-_TURN: Final = 0.2
-"""Attempts that pass between the turns of two writers, if they are evenly spread."""
+_TURN: Final = 0.4
+"""Attempts that pass between the turns of two writers, if they are evenly spread.
+
+Closer turns make a lone commit a little faster. But several writers then read the announcements at
+the same time, and the store takes longer for each of them.
+"""
 _MOST_TURNS: Final = 2
 """Turns that a writer leaves to the announcements before its own. Their writers may have died."""
 _LOG: Final = logging.getLogger(__name__)
@@ -242,6 +249,7 @@ class TableSink:
             commit.batch = replace(commit.batch, name="")
             store.reject((one.name for one in commit.suspects), _SUSPECT)
         self._pace.landed(len(batches))
+        self._head = None  # It is not the newest one any more, and may be a copy.
         try:
             self._log.upkeep(version + 1)
         except Exception as error:  # noqa: BLE001 (the commit has landed)
@@ -258,7 +266,7 @@ class TableSink:
         store = self._announcements
         if decided is not None or store is None or commit.is_alone:
             return decided
-        turns = 0
+        turns, began = 0, self._clock.monotonic()
         version = -1 if self._head is None else self._head.version
         for is_turn in self._pace.looks(share_of_names(commit.batch.name)):
             # Entry by entry: the one that has the batch ends the wait.
@@ -266,13 +274,17 @@ class TableSink:
                 version = head.version
                 decided = self._decided(head, commit.batch)
                 if decided is not None:
-                    if decided.version is not None and head.changed:
-                        self._pace.landed(head.changed / len(commit.batch.entries))
+                    if decided.version is not None:
+                        batches = head.changed / len(commit.batch.entries)
+                        self._pace.landed_by_others(batches, self._clock.monotonic() - began)
                     return decided
             turns += is_turn
-            # 0: it is the first one. None: another writer has removed it.
-            if is_turn and (turns > _MOST_TURNS or not store.before(commit.batch.name)):
-                return None
+            if is_turn:
+                # 0: it is the first one. None: another writer has removed it.
+                ahead = 0 if turns > _MOST_TURNS else store.before(commit.batch.name)
+                if not ahead:
+                    return None
+                self._pace.left(ahead)
         return None
 
     def _announce(self, commit: _Commit) -> CommitOutcome | None:
@@ -340,15 +352,18 @@ class CommitPace:
 
     Announcements have an order, which all writers see. A writer whose name comes early has its
     turn early, so mostly the first one makes an attempt while the others wait. The more writers
-    there are, the longer the turns are spread. Between two turns about a fifth of an attempt
-    passes. Only a writer that has its turn lists the announcements.
+    there are, the longer the turns are spread: two fifths of an attempt pass between two of them.
+    Only a writer that has its turn lists the announcements. If others come before its own, its next
+    turn is after theirs. So writers that meet for the first time, and do not know how many they
+    are, do not attempt all at once.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
         self._rng = rng
         self._batches_per_commit = 1.0
-        self._attempt_seconds = 0.0
+        self._ahead = 0
+        self._attempts: deque[float] = deque(maxlen=_ATTEMPTS_KEPT)
 
     @property
     def contended(self) -> bool:
@@ -359,9 +374,26 @@ class CommitPace:
         """Note that another writer took the version while this many batches were waiting."""
         self._batches_per_commit = max(self._batches_per_commit, _FEWEST_WRITERS, float(batches))
 
+    def left(self, ahead: int) -> None:
+        """Note that a turn is left to the writers of so many announcements, which come earlier."""
+        self._ahead = ahead
+        self.lost(ahead + 1)
+
     def landed(self, batches: float) -> None:
         """Note a successful commit with this many batches."""
         self._batches_per_commit += (max(batches, 1.0) - self._batches_per_commit) / 4
+
+    def landed_by_others(self, batches: float, waited_seconds: float) -> None:
+        """Note that another writer has committed this one's batch after so long a wait.
+
+        Args:
+            batches: Number of batches in that commit, about. 0: unknown.
+            waited_seconds: From the announcement to the look that found it. This is mostly some two
+                attempts. A writer that makes no attempts learns from it how long they take now.
+        """
+        if batches:
+            self.landed(batches)
+        self._note_attempt(waited_seconds / 2)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -370,16 +402,25 @@ class CommitPace:
         try:
             yield
         finally:
-            took = max(self._clock.monotonic() - began, _POLL_SECONDS)
-            seconds = min(took, _LONGEST_ATTEMPT_SECONDS)
-            known = self._attempt_seconds or seconds
-            self._attempt_seconds = known + (seconds - known) / 4
+            self._note_attempt(self._clock.monotonic() - began)
+
+    def _note_attempt(self, seconds: float) -> None:
+        self._attempts.append(min(max(seconds, _POLL_SECONDS), _LONGEST_ATTEMPT_SECONDS))
+
+    @property
+    def _attempt_seconds(self) -> float:
+        """What an attempt takes now. One that waited for a failed request does not count alone.
+
+        It follows a slow store: turns that are closer than an attempt make many writers attempt at
+        the same time, and the store even slower.
+        """
+        return statistics.median(self._attempts) if self._attempts else 0.0
 
     def looks(self, share: float) -> Iterator[bool]:
         """Wait, and yield when the caller looks at the log: whether it is also its turn.
 
         The first look is when an attempt of another writer has probably ended. A turn that is left
-        to others comes again after an attempt.
+        to others comes again after the turns of those that `left` has named.
 
         Args:
             share: Which part of all names is before that of the writer's announcement.
@@ -394,7 +435,7 @@ class CommitPace:
             yield is_turn
             wait = _NEXT_LOOK
             if is_turn:
-                turn = waited + self._spread(1.0)
+                turn = waited + self._spread(max(_TURN * self._ahead, 1.0))
 
     def _spread(self, attempts: float) -> float:
         return attempts * self._attempt_seconds * self._rng.uniform(0.8, 1.2)

@@ -5,22 +5,25 @@ exactly the numbers it expects.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import unique_name
 from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.storage import LocalStorage, open_storage
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementStore, PreparedBatch
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry
 from kcl_pipeline.sinks.stored import StoredPosition
-from kcl_pipeline.sinks.table import CommitPace
+from kcl_pipeline.sinks.table import CommitPace, TableSink
+from kcl_pipeline.testing.sink import MemoryLog, MemoryTable
 from tests.support import announcing
 from tests.support.delta_tables import (
     NONE,
@@ -257,6 +260,35 @@ def test_an_early_name_has_an_early_turn_and_the_turns_come_again() -> None:
     for _ in range(40):
         pace.landed(1)
     assert not pace.contended
+
+
+class CopyingLog(MemoryLog):
+    """A log whose batches are announced, and whose states are copies."""
+
+    def batch_name(self, files: Sequence[DataFile]) -> str:
+        return unique_name()
+
+    def problem(self, name: str, files: Sequence[DataFile]) -> None:
+        return None
+
+
+def test_a_log_whose_states_are_copies_is_read_again_after_a_commit(tmp_path: Path) -> None:
+    table = MemoryTable()
+    log = CopyingLog(table, lambda: None)
+    store = AnnouncementStore(LocalStorage(tmp_path))
+    sink = TableSink(
+        log,
+        "app",
+        dead_letters=lambda _: None,
+        announcements=store,
+        clock=NoWait(),
+        rng=random.Random(1),
+    )
+    sink.ensure(SCHEMA)
+    for number in range(1, 4):
+        sink._pace.lost(2)
+        landed = sink.commit(table.id, NOTHING_WRITTEN, [entry("a", number, seq(number - 1))])
+        assert landed.version == number, f"refused {landed.refused}, which nobody else has"
 
 
 def test_announcements_have_an_order(uri: str) -> None:
