@@ -53,10 +53,10 @@ _SEQUENCE_NUMBER = "49590338271490256608559692538361571095921575989136588898"
 class ProcessClock(VirtualClock):
     """Virtual time plus the processor time of this process, so that other load does not count."""
 
-    def monotonic(self) -> float:  # noqa: D102 (documented by the protocol)
+    def monotonic(self) -> float:
         return super().monotonic() + time.process_time()
 
-    def wall(self) -> float:  # noqa: D102 (documented by the protocol)
+    def wall(self) -> float:
         return super().wall() + time.process_time()
 
 
