@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 # Without compiled files each process that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run screenshots dev test lint form simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-postgres test-interop hooks
+.PHONY: setup run screenshots dev test lint form simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-postgres test-s3 test-interop hooks
 
 setup: $(STAMP)
 
@@ -125,6 +125,15 @@ test-postgres: setup $(POSTGRES)/.installed
 $(POSTGRES)/.installed:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(POSTGRES) 'psycopg[binary]==3.3.*'
 	@touch $@
+
+# Many writers of a table in another S3 server, Versity's gateway, with faults by a proxy. Needs Go, and
+# the network once.
+S3_SERVER := $(CURDIR)/.run/s3-server
+test-s3: setup $(S3_SERVER)/versitygw
+	@PATH="$(S3_SERVER):$$PATH" $(BIN)/python -m pytest -m s3_server tests/delta/test_object_store_faults.py
+
+$(S3_SERVER)/versitygw:
+	@GOBIN=$(S3_SERVER) go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 # Workers of the real Java KCL and ours in one application, ten minutes; ALL=1: every case, an hour.
 # Needs the network once, for Maven; KCL_PIPELINE_INTEROP_JARS names the folder of the jars.

@@ -28,22 +28,22 @@ def ids(records: pa.Table) -> pa.Table:
 
 FAILOVER_MILLIS = 3_000
 
+SETTINGS = {
+    "lease": {"failover_time_millis": FAILOVER_MILLIS, "lease_discovery_interval_millis": 400},
+    "assignment": {"lease_assignment_interval_millis": 1_000},
+    "leader": {"leader_lease_duration_millis": 3_000, "leader_heartbeat_period_millis": 1_000},
+    "worker": {
+        "worker_metrics_reporter_freq_in_millis": 1_000,
+        "parent_shard_poll_interval_millis": 300,
+    },
+    "shard_sync": {"completed_lease_cleanup_interval_millis": 2_000},
+    "batch": {"min_batch_interval_millis": 100},
+}
+
 events = KinesisPipeline(
     name="fleet",
     streams=os.environ.get("FLEET_STREAMS", "events").split(","),
     transform_arrow=ids,
     sink=DeltaSink(os.environ["FLEET_LAKE"] + "/events"),
-    settings_overrides={}
-    if os.environ.get("FLEET_DEFAULTS") == "1"
-    else {
-        "lease": {"failover_time_millis": FAILOVER_MILLIS, "lease_discovery_interval_millis": 400},
-        "assignment": {"lease_assignment_interval_millis": 1_000},
-        "leader": {"leader_lease_duration_millis": 3_000, "leader_heartbeat_period_millis": 1_000},
-        "worker": {
-            "worker_metrics_reporter_freq_in_millis": 1_000,
-            "parent_shard_poll_interval_millis": 300,
-        },
-        "shard_sync": {"completed_lease_cleanup_interval_millis": 2_000},
-        "batch": {"min_batch_interval_millis": 100},
-    },
+    settings_overrides={} if os.environ.get("FLEET_DEFAULTS") == "1" else SETTINGS,
 )

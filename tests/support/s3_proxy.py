@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
 EXPIRED_JSON = b'{"__type": "ExpiredTokenException", "message": "The token has expired."}'
 
 
@@ -32,6 +33,8 @@ class S3Proxy:
         url: Its endpoint.
         conditional: False: it ignores `If-None-Match`, as some stores do.
         keys: Access keys that are valid. None: all are.
+        fault: What is wrong with a request. `slow down`: it is answered 503 and not passed on.
+            `expired`: its credentials are. `lost`: it is passed on and not answered.
         before: Called before each request is passed on.
         after: Called after each request, before its answer is sent.
     """
@@ -39,6 +42,7 @@ class S3Proxy:
     url: str = ""
     conditional: bool = True
     keys: frozenset[str] | None = None
+    fault: Callable[[Request], str | None] = lambda _: None
     before: Callable[[Request], None] = lambda _: None
     after: Callable[[Request], None] = lambda _: None
     requests: list[Request] = field(default_factory=list)
@@ -48,8 +52,13 @@ class S3Proxy:
 
 
 @contextmanager
-def s3_proxy(target: str) -> Iterator[S3Proxy]:
-    """Run a proxy before the endpoint `target`."""
+def s3_proxy(target: str, *, keep_host: bool = False) -> Iterator[S3Proxy]:
+    """Run a proxy before the endpoint `target`.
+
+    Args:
+        target: The endpoint.
+        keep_host: Whether the header `Host` stays. A server that checks signatures needs it.
+    """
     proxy = S3Proxy()
     address = urlsplit(target).netloc
 
@@ -63,7 +72,12 @@ def s3_proxy(target: str) -> Iterator[S3Proxy]:
             url = urlsplit(self.path)
             request = Request(self.command, url.path, key, url.query)
             proxy.requests.append(request)
-            if proxy.keys is not None and key not in proxy.keys:
+            fault = proxy.fault(request)
+            if fault == "slow down":
+                self._answer(503, {"Content-Type": "application/xml"}, SLOW_DOWN)
+                return
+            is_known = proxy.keys is None or key in proxy.keys
+            if fault == "expired" or not is_known:
                 kind = self.headers.get("Content-Type", "application/xml")
                 is_json = "json" in kind or "cbor" in kind
                 headers = {"Content-Type": "application/x-amz-json-1.1" if is_json else kind}
@@ -77,12 +91,16 @@ def s3_proxy(target: str) -> Iterator[S3Proxy]:
                 and (proxy.conditional or name.lower() != "if-none-match")
             }
             connection = http.client.HTTPConnection(address, timeout=30)
-            connection.request(self.command, self.path, body, {**headers, "Host": address})
+            host = self.headers.get("Host", address) if keep_host else address
+            connection.request(self.command, self.path, body, {**headers, "Host": host})
             answer = connection.getresponse()
             content = answer.read()
-            proxy.after(request)
-            self._answer(answer.status, dict(answer.getheaders()), content)
             connection.close()
+            proxy.after(request)
+            if fault == "lost":
+                self.close_connection = True
+                return
+            self._answer(answer.status, dict(answer.getheaders()), content)
 
         def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
             self.send_response(status)
