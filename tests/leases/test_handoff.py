@@ -28,6 +28,17 @@ def test_a_handoff_is_noticed_once_and_completed(world):
     assert not world.leases.complete_handoff(held)
 
 
+def test_a_handoff_writes_the_position_that_the_next_renewal_would_write(world):
+    """The worker has forgotten the shard, because the lease had expired during a slow renewal."""
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.leases.renew_all()
+    world.leases.note_processed(held, END, in_table=True)
+    assert world.leases.complete_handoff(held)
+    row = world.leader.get("s0")
+    assert (row.owner, row.checkpoint) == ("w2", END)
+
+
 def test_a_checkpoint_notices_a_handoff_too(world):
     held = world.gain()
     world.leader.initiate_handoff(held.lease, "w2")

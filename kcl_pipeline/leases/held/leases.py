@@ -192,12 +192,13 @@ class HeldLeases(LeaseWrites):
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held, wait=not forced) as entered:
-            return (
-                entered
-                and self._is_current(held)
-                and held.lease.in_handoff
-                and self._transfer(held, forced=forced)
-            )
+            if not (entered and self._is_current(held) and held.lease.in_handoff):
+                return False
+            if not forced:
+                # The worker may have forgotten the shard: the lease had expired on its clock, and
+                # the answer of a slow renewal came later.
+                self._flush_processed(held)
+            return self._is_current(held) and self._transfer(held, forced=forced)
 
     def _transfer(self, held: Held, *, forced: bool) -> bool:
         lease = held.lease
