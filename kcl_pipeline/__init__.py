@@ -146,7 +146,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.spark.session import build_session
     from kcl_pipeline.status.limits import CheckLimits
     from kcl_pipeline.stream_config import StreamConfig, StreamSelector
-    from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+    from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
     from kcl_pipeline.worker.worker import Worker
 
 __all__ = [

@@ -18,7 +18,7 @@ from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import counted
-from kcl_pipeline.worker.status import WorkerProgress
+from kcl_pipeline.worker.summary import WorkerProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

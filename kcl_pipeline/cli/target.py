@@ -14,11 +14,11 @@ from kcl_pipeline.arguments import load_object
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.leader.streams import SelectStreams
 
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.kinesis.client import KinesisClient
+    from kcl_pipeline.leader.streams import SelectStreams
     from kcl_pipeline.leases.layout.opening import Tables
 
 NO_STREAM: Final = "-"

@@ -69,7 +69,7 @@ from kcl_pipeline.worker.failures import (
 )
 from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.sources import SourcedBatch
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 
 if TYPE_CHECKING:
     from kcl_pipeline.delta.dead_letters import DeadLetterPage, DeadLetterShard

@@ -180,7 +180,7 @@ class Chunk:
         rejected: KPL aggregates of this chunk that were not de-aggregated. The code that buffers
             the chunk emits the event.
         oldest_at: When the first record arrived, in seconds of this process's monotonic clock (see
-            `worker.monitoring.lag`). None: no record, or not computed.
+            `worker.status.Lag`). None: no record, or not computed.
     """
 
     lease_key: str

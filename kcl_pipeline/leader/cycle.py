@@ -73,7 +73,7 @@ class LeaderCycle:
         spawn: Spawn | None = None,
         stored: StoredShards | None = None,
     ) -> None:
-        self._deps = deps = LeaderDependencies(
+        self.dependencies = deps = LeaderDependencies(
             settings,
             lease_table,
             worker_table,
@@ -118,13 +118,13 @@ class LeaderCycle:
         try:
             with self._lock:
                 report = self._assignment.run(deadline_seconds)
-                if self._deps.spawn is None:
+                if self.dependencies.spawn is None:
                     self._sync.run()
                     if self._sync.created or (report.led and self._assignment.scanned is None):
                         report = self._assignment.run(deadline_seconds)
                     is_skipped = False
                 else:
-                    is_skipped = self._start_sync(self._deps.spawn)
+                    is_skipped = self._start_sync(self.dependencies.spawn)
                 report = replace(self._with_synced(report), sync_skipped=is_skipped)
                 self._note(report)
                 return report
@@ -133,7 +133,7 @@ class LeaderCycle:
 
     def _start_sync(self, spawn: Spawn) -> bool:
         """Start `sync` on its thread if it is due; return whether the former one still runs."""
-        scanned, now = self._assignment.scanned, self._deps.clock.monotonic()
+        scanned, now = self._assignment.scanned, self.dependencies.clock.monotonic()
         term = None if scanned is None else scanned.term
         # At once in a new term: the first leases of an application wait for it
         if now < self._next_sync and term == self._synced_term:
@@ -146,9 +146,9 @@ class LeaderCycle:
         return False
 
     def _sync_once(self) -> None:
-        began = self._deps.clock.monotonic()
+        began = self.dependencies.clock.monotonic()
         self._sync.run()
-        ended = self._deps.clock.monotonic()
+        ended = self.dependencies.clock.monotonic()
         pause = min(_SYNC_DUTY * (ended - began), _LONGEST_PAUSE_SECONDS)
         self._next_sync = ended + max(SYNC_SECONDS, pause)
 
@@ -170,9 +170,9 @@ class LeaderCycle:
         )
 
     def _note(self, report: CycleReport) -> None:
-        self._deps.events(
+        self.dependencies.events(
             CycleFinished(
-                self._deps.owner_name,
+                self.dependencies.owner_name,
                 report.led,
                 report.seconds * 1000,
                 report.error is None,
@@ -214,7 +214,7 @@ class LeaderCycle:
     def next_expiry_seconds(self, now: float | None = None) -> float:
         """Return the seconds from `now` until the next lease expires unrenewed; inf for none."""
         return self._assignment.liveness.next_expiry_seconds(
-            self._deps.clock.monotonic() if now is None else now
+            self.dependencies.clock.monotonic() if now is None else now
         )
 
     def release(self) -> None:

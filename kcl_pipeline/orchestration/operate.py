@@ -25,7 +25,7 @@ from kcl_pipeline.orchestration.worker_op import RunEvents
 from kcl_pipeline.pipeline.output import identity_of_settings
 from kcl_pipeline.settings_errors import settings_sentence
 from kcl_pipeline.signals import stop_on_signals
-from kcl_pipeline.worker.status import WorkerProgress
+from kcl_pipeline.worker.summary import WorkerProgress
 
 _SCALARS: Mapping[Any, Any] = {bool: dg.Bool, int: dg.Int, float: dg.Float}
 

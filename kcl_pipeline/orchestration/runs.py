@@ -30,7 +30,7 @@ from kcl_pipeline.orchestration.names import (
 from kcl_pipeline.orchestration.options import PipelineLike
 from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, duration_text, printable
-from kcl_pipeline.worker.status import WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
 
 MAX_ROWS: Final = 50
 ADDITIVE: Final = (

@@ -46,7 +46,7 @@ from kcl_pipeline.orchestration.specs import OutputTable, column_lineage
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 _KEPT_EVENTS: Final = 50
 

@@ -34,7 +34,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
 )
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.status import WorkerSummary
+from kcl_pipeline.worker.summary import WorkerSummary
 from kcl_pipeline.worker.worker import Worker
 
 _E = TypeVar("_E", bound=Event)

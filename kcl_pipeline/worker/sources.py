@@ -38,7 +38,7 @@ class SourcedBatch:
         failure: Error of the transform in an executor. The batch must be loaded, and its failures
             isolated.
         milliseconds: Duration of the job that read the records, by step.
-        oldest_at: Arrival of the oldest record by lease key (see `worker.monitoring.lag`).
+        oldest_at: Arrival of the oldest record by lease key (see `worker.status.Lag`).
     """
 
     batch: Batch

@@ -59,10 +59,7 @@ from kcl_pipeline.worker.start import (
 from kcl_pipeline.worker.status import (
     Lag,
     LagTracker,
-    StopReason,
-    WorkerProgress,
     WorkerStats,
-    WorkerSummary,
     worker_status,
 )
 from kcl_pipeline.worker.stopping.drain import DrainWatch
@@ -73,6 +70,7 @@ from kcl_pipeline.worker.stopping.leaving import (
     Leaving,
 )
 from kcl_pipeline.worker.stopping.processing import Processing
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 from kcl_pipeline.worker.watch import Activity, HangWatch, StallWatch, UselessWatch, WatchedWriter
 

@@ -10,7 +10,7 @@ from kcl_pipeline.cli.running import progress_line
 from kcl_pipeline.leases.state.worker_status import MAX_LAGS, LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import SHARD_END
-from kcl_pipeline.worker.status import WorkerProgress
+from kcl_pipeline.worker.summary import WorkerProgress
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]

@@ -12,7 +12,7 @@ from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]

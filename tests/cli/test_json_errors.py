@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from kcl_pipeline.cli import app, exit_codes
 from kcl_pipeline.cli.worker import as_dict
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.cli.test_options import COMMANDS, NEED_A_PIPELINE, WITHOUT_TARGET
 from tests.support.cli_fleet import run
 

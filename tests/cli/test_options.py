@@ -18,7 +18,7 @@ from kcl_pipeline.cli import app, exit_codes
 from kcl_pipeline.cli.run import run as run_demonstration
 from kcl_pipeline.cli.worker import as_dict
 from kcl_pipeline.local.demo import run as demo
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]

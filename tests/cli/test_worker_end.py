@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from kcl_pipeline.cli.worker import _report, as_dict
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 TOTAL = WorkerProgress("w-1", 1.0)
 

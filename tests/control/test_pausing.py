@@ -9,7 +9,7 @@ from kcl_pipeline.errors import ApplicationInUseError, ApplicationPausedError, U
 from kcl_pipeline.events import DrainRequested, LeaseMoved
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.operator_world import OperatorWorld
 
 

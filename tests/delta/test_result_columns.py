@@ -12,7 +12,7 @@ from deltalake.schema import PrimitiveType
 
 from kcl_pipeline.events import ShardPaused
 from kcl_pipeline.testing import PipelineTest
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.delta.test_results import pipeline, read_back, rows_of
 
 

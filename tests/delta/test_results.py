@@ -20,7 +20,7 @@ from deltalake import DeltaTable, QueryBuilder
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.events import ShardPaused
 from kcl_pipeline.testing import PipelineTest
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 
 YEAR_1 = -62_135_596_800
 END_OF_9999 = 253_402_300_799

@@ -29,7 +29,7 @@ from kcl_pipeline.orchestration.leader import LeaderTick
 from kcl_pipeline.orchestration.names import REPLACES_TAG, Names, worker_id_of
 from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.orchestration.resources import AwsResource
-from kcl_pipeline.worker.status import StopReason, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

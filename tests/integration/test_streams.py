@@ -15,7 +15,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.events import Event, Measurement
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import FaultRule
-from kcl_pipeline.worker.status import StopReason, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from tests.support.fleet_processes import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

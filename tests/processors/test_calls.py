@@ -19,7 +19,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
 from tests.support.worker_world import numbered
 

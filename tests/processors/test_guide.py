@@ -7,7 +7,7 @@ import re
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.processors.properties import KEYS
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.guides.snippets import ROOT, snippets
 from tests.processors.log import row_of
 from tests.support.worker_world import World, numbered

@@ -20,7 +20,7 @@ from kcl_pipeline.processors.kclpy.kcl import script_processor
 from kcl_pipeline.processors.kclpy.v2 import processor as v2
 from kcl_pipeline.processors.kclpy.v3 import processor as v3
 from kcl_pipeline.processors.properties import KEYS, parse_properties, read_properties
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import row_of
 from tests.support.worker_world import World, numbered
 

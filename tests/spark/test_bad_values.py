@@ -19,7 +19,7 @@ from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.events import ShardPaused
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.testing import PipelineTest
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 
 POSITION = ("shard_id", "sequence_number", "sub_sequence_number")
 LATE = "timestamp_micros(253402300800000000)"

@@ -23,7 +23,7 @@ from kcl_pipeline.orchestration.supervision import CountedWorkers
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 
 class ManualClock:

@@ -6,7 +6,7 @@ While the operator's code waits, `sleep` of its clock lets the workers work.
 from __future__ import annotations
 
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from verification.simulation.checks.drains import SHUTDOWN_SECONDS, DrainCheck
 from verification.simulation.checks.leases import LeaseChecks, Moved
 

@@ -13,7 +13,7 @@ from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker
 from tests.support.kpl_encoder import aggregate_of
 from tests.support.worker_world import World, numbered

@@ -9,13 +9,13 @@ import pytest
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, RowRejected, ShardsLeftToOthers
 from kcl_pipeline.leases.store import Changes
-from kcl_pipeline.worker.status import StopReason, owners_text
 from kcl_pipeline.worker.stopping.drain import (
     LASTING_SECONDS,
     LOOK_SECONDS,
     MISSING_LIMIT_SECONDS,
     UNREADABLE_LIMIT_SECONDS,
 )
+from kcl_pipeline.worker.summary import StopReason, owners_text
 from tests.support.streams_world import StreamsWorld
 from tests.support.worker_world import World
 

@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost, StreamUnavailable
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.streams_world import StreamsWorld
 
 LIMIT = 60.0

@@ -18,7 +18,7 @@ from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import SinkFault
 from kcl_pipeline.worker import commit
 from kcl_pipeline.worker.failures import GIVEN_SECONDS, LONGEST_RETRY_SECONDS
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
 BAD = b"bad"

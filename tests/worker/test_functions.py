@@ -23,7 +23,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
 )
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker
 from tests.support.worker_world import World, numbered
 

@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline.background import Background
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import LeaseLost
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World
 
 WAIT_SECONDS = 30.0

@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline.events import BatchCommitted, HangStep, WorkerHung, WorkerStopped
 from kcl_pipeline.testing.clock import ShiftedClock
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support import worker_world
 from tests.support.worker_world import World, numbered
 from tests.worker.test_hung import Blocking

@@ -17,7 +17,7 @@ from kcl_pipeline.events import (
     ShardStalled,
 )
 from kcl_pipeline.position import TRIM_HORIZON
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
 ZERO = "shardId-000000000000"

@@ -23,7 +23,7 @@ from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import AUTO, USER_PARTITION_KEY, StreamId
 from kcl_pipeline.worker.ranges import RangeSource
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.kpl_encoder import aggregate_of
 from tests.support.worker_world import World, numbered
 

@@ -16,7 +16,7 @@ from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.streams_world import StreamsWorld
 
 NAME = ("orders",)

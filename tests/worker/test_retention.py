@@ -14,7 +14,7 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.worker.losses import RetentionLosses
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
 ZERO = "shardId-000000000000"

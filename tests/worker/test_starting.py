@@ -26,7 +26,7 @@ from kcl_pipeline.worker.retry import (
     StoppedWhileRetryingError,
     retry_transient,
 )
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World
 
 
@@ -99,7 +99,7 @@ def test_lost_records_are_recorded_and_passed_on(aws, pipeline, kind):
     table = open_tables(pipeline.settings, clients, SystemClock()).coordinator
     ensure_client_version(table, "w-1", SystemClock())
     lost = RecordsLost("w-1", "shardId-1", LossReason.ROW_DELETED, stream="orders")
-    (built._dependencies.events if kind == "worker" else built._events)(lost)
+    (built._dependencies if kind == "worker" else built.dependencies).events(lost)
     assert events[-1] == lost
     end = time.monotonic() + 30
     while not table.read_losses().count and time.monotonic() < end:

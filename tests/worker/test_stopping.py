@@ -9,8 +9,8 @@ import pytest
 from kcl_pipeline.background import Background
 from kcl_pipeline.errors import CommitStoppedError, ThrottledError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.worker.status import StopReason
 from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, UnavailableError
 from kcl_pipeline.testing.clock import ShiftedClock
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from tests.support import worker_world
 from tests.support.worker_world import World
 

@@ -33,7 +33,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
 )
 from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
-from kcl_pipeline.worker.status import StopReason
+from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker
 from verification.simulation.checks.drains import DrainCheck
 from verification.simulation.checks.leader import LockWatch, WatchedLeader

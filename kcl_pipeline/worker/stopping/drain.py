@@ -58,7 +58,7 @@ from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import ShardPause
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.status import owners_text
+from kcl_pipeline.worker.summary import owners_text
 
 LOOK_SECONDS: Final = 1.0
 DESCRIBE_SECONDS: Final = 5.0

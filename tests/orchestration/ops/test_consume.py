@@ -23,7 +23,7 @@ from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.names import Names, worker_id_of
 from kcl_pipeline.orchestration.worker_op import RunEvents, stop_when_orphaned
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, FakeSink, drained, resources
 
 

@@ -9,7 +9,7 @@ import dagster as dg
 
 from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
 from kcl_pipeline.testing.clock import ShiftedClock
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.orchestration.ops.test_consume import execute
 from tests.support import worker_world
 from tests.support.dagster_fakes import FakePipeline

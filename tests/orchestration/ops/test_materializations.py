@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline.orchestration.runs import last_drain
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.orchestration.ops.test_consume import (
     events_of,
     execute,

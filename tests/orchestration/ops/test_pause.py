@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline.errors import ApplicationPausedError
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.orchestration.ops.test_consume import execute, materialize
 from tests.support.dagster_fakes import FakePipeline
 

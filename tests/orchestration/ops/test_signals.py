@@ -15,7 +15,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.signals import stop_on_signals
-from kcl_pipeline.worker.status import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 
 def test_interrupts_survive_a_library_that_replaces_the_handler():

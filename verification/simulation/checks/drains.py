@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kcl_pipeline.worker.status import StopReason, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 if TYPE_CHECKING:
     from verification.simulation.checks.sink import Checks
