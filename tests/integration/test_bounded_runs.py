@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 SHARDS = 4
 WORKERS = 2
 REPLACEMENTS = 4
-LONGEST_SECONDS = 150.0
+LONGEST_SECONDS = 200.0
 PAUSE_SECONDS = 0.5
 STREAM = "orders"
 
