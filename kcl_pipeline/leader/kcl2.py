@@ -281,7 +281,7 @@ class LeaseTaker:
         self._renewals.observe(counters, self._clock.monotonic())
         seen = [self._with_age(lease, began) for lease in found]
         takings = leases_to_take(self._worker_id, seen, self._limits, self._rng)
-        # A plan without moves is told once: each run would repeat it.
+        # A plan without moves is reported once: each run would repeat it.
         is_news = takings.spilled and takings.spilled != self._spilled
         self._spilled = takings.spilled
         if takings.takes or is_news:

@@ -42,7 +42,7 @@ class CurrentStop:
 
 
 class InFlight:
-    """Calls in a pool, at most one per key. Whoever starts them never waits for them.
+    """Calls in a pool, at most one per key. The thread that starts one does not wait for it.
 
     Any thread may start calls. One thread collects them.
 
