@@ -1,6 +1,7 @@
-"""Read the descriptions of fields from the source.
+"""Define the component, by which a `defs.yaml` describes a pipeline.
 
-The schema of the component shows them. They are written once, as docstrings.
+In reading order: descriptions of fields, the schema of the attributes, the objects that they
+describe, the scaffold, and `KinesisPipelineComponent`.
 """
 
 import ast
@@ -58,6 +59,10 @@ from kcl_pipeline.pipeline.arguments import Fleet
 from kcl_pipeline.settings_errors import is_secret
 from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.stream_config import StreamConfig, StreamSelector
+
+# Read the descriptions of fields from the source.
+#
+# The schema of the component shows them. They are written once, as docstrings.
 
 
 def field_descriptions(cls: type) -> dict[str, str]:

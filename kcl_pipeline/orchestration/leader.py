@@ -1,8 +1,7 @@
-"""Run the leader cycles of a tick: one, and more if leases can be assigned before the next tick.
+"""Lead an application in a Dagster sensor.
 
-Ticks are at least 5 s apart. Without further cycles, a lease that expires a moment after a tick
-stays without a living owner until the next one, and so do the leases of a fleet whose first worker
-is about to report.
+In reading order: the leader cycles of a tick, the sentence about a tick, what a tick observes and
+what ticks remember, and the sensor.
 """
 
 import json
@@ -75,6 +74,13 @@ from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.cycle import LeaderCycle
+
+
+# Run the leader cycles of a tick: one, and more if leases can be assigned before the next tick.
+#
+# Ticks are at least 5 s apart. Without further cycles, a lease that expires a moment after a tick
+# stays without a living owner until the next one, and so do the leases of a fleet whose first
+# worker is about to report.
 
 LONGEST_SECONDS: Final = 2.0
 """Longest time that a tick waits for the expiry of a lease."""

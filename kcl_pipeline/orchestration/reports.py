@@ -1,4 +1,8 @@
-"""Define one observation of the application, from which the sensor makes its reports."""
+"""Report an application to Dagster: assets, tables, plots and checks.
+
+In reading order: one observation of the fleet, the output, the streams, tables of leases, workers
+and moves, and when each report is made.
+"""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -22,6 +26,8 @@ from kcl_pipeline.status.rows import OwnerChange, cpu_of, lease_rows, worker_row
 from kcl_pipeline.status.snapshot import Snapshot, group_by_stream
 from kcl_pipeline.status.streams import is_lease_stream
 from kcl_pipeline.text import counted, duration_text
+
+# Define one observation of the application, from which the sensor makes its reports.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

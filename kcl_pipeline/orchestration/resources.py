@@ -1,4 +1,7 @@
-"""Configure the AWS session as a Dagster resource."""
+"""Configure what a pipeline needs as Dagster resources.
+
+In reading order: the AWS session, the Spark session, and the three tables of an application.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, Union, cast
@@ -19,6 +22,9 @@ from kcl_pipeline.settings_errors import refuse_settings, without_credentials, w
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource, PySparkResource
     from pyspark.sql import SparkSession
+
+
+# Configure the AWS session as a Dagster resource.
 
 _CLIENTS: Final = ClientCache[AwsClients]()
 

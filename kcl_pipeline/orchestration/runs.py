@@ -1,8 +1,7 @@
-"""Convert a worker's counters to Dagster metadata.
+"""Read and describe the Dagster runs of workers.
 
-Dagster plots numbers. Only values that add up over periods and runs are numbers. A value of one
-worker or one moment is text or a table, because several workers materialize the same asset and
-their values would alternate in the plot.
+In reading order: metadata of a worker's counters, runs as plain values, waits in the run queue, and
+what keeps runs from running.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,6 +30,12 @@ from kcl_pipeline.orchestration.options import PipelineLike
 from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, duration_text, printable
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+# Convert a worker's counters to Dagster metadata.
+#
+# Dagster plots numbers. Only values that add up over periods and runs are numbers. A value of one
+# worker or one moment is text or a table, because several workers materialize the same asset and
+# their values would alternate in the plot.
 
 MAX_ROWS: Final = 50
 ADDITIVE: Final = (

@@ -1,7 +1,7 @@
-"""Find the version of the code of a pipeline, by which the sensor replaces workers.
+"""Specify the assets of a pipeline.
 
-It is the option `Fleet(code_version=...)`, else the commit or the image of the code location, else
-none. It is found once, when the code is loaded.
+In reading order: the version of its code, metadata of the output table, and the specs of the
+output, the streams and the fleet.
 """
 
 import functools
@@ -30,6 +30,11 @@ from kcl_pipeline.orchestration.names import Names, stream_keys, table_uri
 from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
 from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.status.streams import stream_name
+
+# Find the version of the code of a pipeline, by which the sensor replaces workers.
+#
+# It is the option `Fleet(code_version=...)`, else the commit or the image of the code location,
+# else none. It is found once, when the code is loaded.
 
 VARIABLES: Final = ("DAGSTER_CLOUD_GIT_SHA", "DAGSTER_CURRENT_IMAGE")
 """Dagster+ sets the first one in a code location, and Dagster's deployments the second one."""

@@ -1,9 +1,7 @@
-"""Report the runs whose worker does not report any more.
+"""Supervise the runs of workers in each tick of the leader sensor.
 
-Dagster's default launcher does not notice a dead worker after the code server that started it has
-ended, and its run monitoring is off by default. A run can also stay in CANCELING while its worker
-never received the signal. Both are detected with the monotonic clock of this process alone: a
-worker is alive if its row *changes*. The time in the row is not used.
+In reading order: runs whose worker does not report any more, the count of workers, their load, the
+replacement of workers (bounded runs and new versions), the number of runs, and one tick of all.
 """
 
 import math
@@ -34,6 +32,13 @@ from kcl_pipeline.orchestration.runs import (
 )
 from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, duration_text, printable
+
+# Report the runs whose worker does not report any more.
+#
+# Dagster's default launcher does not notice a dead worker after the code server that started it has
+# ended, and its run monitoring is off by default. A run can also stay in CANCELING while its worker
+# never received the signal. Both are detected with the monotonic clock of this process alone: a
+# worker is alive if its row *changes*. The time in the row is not used.
 
 MISSING_ROW_SECONDS: Final = 120.0
 """How long a run may have no worker metrics row.

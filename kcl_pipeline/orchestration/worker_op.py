@@ -1,7 +1,7 @@
-"""Report a running worker to Dagster: its events, and when a drain has ended.
+"""Run a worker in a Dagster op.
 
-A worker materializes the output once, at its end. While workers run, the leader sensor reports the
-output of the whole fleet, so that the plots of the asset are one series.
+In reading order: reports of a running worker, the body of the op, and the output asset and the job
+that have it.
 """
 
 import logging
@@ -47,6 +47,11 @@ from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+
+# Report a running worker to Dagster: its events, and when a drain has ended.
+#
+# A worker materializes the output once, at its end. While workers run, the leader sensor reports
+# the output of the whole fleet, so that the plots of the asset are one series.
 
 _KEPT_EVENTS: Final = 50
 
