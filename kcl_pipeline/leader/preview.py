@@ -1,4 +1,4 @@
-"""Compute what a leader would do now, without writes: `kcl-pipeline plan --dry-run`."""
+"""Compute what a leader would do now, without writes: `kcl-pipeline plan`."""
 
 from __future__ import annotations
 
