@@ -1,4 +1,4 @@
-"""`kcl-pipeline plan --dry-run`: show the moves that the leader would make now."""
+"""`kcl-pipeline plan`: show the moves that the leader would make now."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ def plan(
     application: Application = None,
     stream: Streams = None,
     pipeline: Pipeline = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Change nothing. Always on, because only the leader moves leases."
-        ),
-    ] = True,
     observe_seconds: Annotated[
         float,
         typer.Option(
@@ -40,9 +34,9 @@ def plan(
 ) -> None:
     """Show the moves that the leader would make now.
 
-    Prints each move with its reason, and the load of every worker before and after.
+    Prints each move with its reason, and the load of every worker before and after. Changes
+    nothing: only the leader moves leases.
     """
-    del dry_run  # The option exists for readability: this command never changes anything.
     app = target(application, stream, pipeline, needs_streams=True)
     # Loaded here: only this command needs pyarrow and the planners.
     from kcl_pipeline.leader.preview import preview  # noqa: PLC0415
