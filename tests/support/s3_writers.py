@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 import pyarrow as pa
 
+from benchmarks.commits import repeated
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import StoredPosition
 
 SCHEMA = pa.schema([("id", pa.int64())])
-_MOST_ATTEMPTS = 50
-_Result = TypeVar("_Result")
-
-
-def repeated(call: Callable[[], _Result]) -> _Result:
-    """Call until the store works, as a worker does."""
-    for attempt in range(_MOST_ATTEMPTS):
-        try:
-            return call()
-        except SinkError:
-            time.sleep(min(0.02 * 2**attempt, 0.5))
-    return call()
 
 
 def key_of(writer: int) -> str:
