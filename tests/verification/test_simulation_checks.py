@@ -19,6 +19,7 @@ from verification.simulation.checks.leader import LockWatch
 from verification.simulation.checks.leases import BrokenInvariantError, Moved
 from verification.simulation.checks.rehearsal import back_and_forth
 from verification.simulation.checks.sink import Checks
+from verification.simulation.environment.sinks import CheckedTable
 from verification.simulation.environment.streams import Streams
 from verification.simulation.environment.traffic import EVENT_SCHEMA, Published
 from verification.simulation.scenario import BEGIN_MILLIS, Scenario
@@ -72,15 +73,21 @@ class World:
         """A worker begins to write."""
         return self.checks.begins([KEY])
 
-    def land(self, *numbers, begun=None):
-        """The rows of a batch are in the sink; its writer began at `begun`, or just now."""
+    def entry(self, version, *numbers, objects):
+        """Return an entry with these rows; its file is in `objects`."""
         rows = [(f"event-{n}", "key", n, KEY, str(1000 + n), 0) for n in numbers]
         columns = list(zip(*rows, strict=True))
-        table = pa.table([pa.array(c) for c in columns], schema=EVENT_SCHEMA)
-        file = DataFile("file", len(rows), 1)
+        path = f"file-{len(objects)}"
+        objects[path] = pa.table([pa.array(c) for c in columns], schema=EVENT_SCHEMA)
+        positions = {self.key: StoredPosition(1)}
+        return LogEntry(version, (DataFile(path, len(rows), 1),), positions)
+
+    def land(self, *numbers, begun=None):
+        """The rows of a batch are in the sink; its writer began at `begun`, or just now."""
+        objects = {}
+        entry = self.entry(0, *numbers, objects=objects)
         with self.checks.begun_at(begun or self.begin()):
-            positions = {self.key: StoredPosition(1)}
-            self.checks.landed(LogEntry(0, (file,), positions), {"file": table})
+            self.checks.landed(entry, objects)
 
 
 def test_a_paused_writer_may_repeat_what_the_next_owner_wrote_while_it_was_paused():
@@ -131,6 +138,21 @@ def test_an_exactly_once_sink_never_repeats():
     world.land(0, 1)
     with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* is in the table twice$"):
         world.land(0, 1, begun=paused)
+
+
+def test_rows_that_a_restore_removed_are_read_again_when_an_older_copy_is_put_back():
+    world = World(TRIM_HORIZON, exactly_once=True)
+    table = CheckedTable(world.checks)
+    table.append(LogEntry(0))
+    copy = table.copy()
+    for version, numbers in ((1, (0, 1)), (2, (2,))):
+        table.append(world.entry(version, *numbers, objects=table.objects))
+    assert table.restore(1)
+    assert table.restore(3)
+    assert table.put_back(copy)
+    table.append(world.entry(1, 0, 1, 2, objects=table.objects))
+    with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* is in the table twice$"):
+        table.append(world.entry(2, 0, objects=table.objects))
 
 
 def overtaken(begin, **scenario):

@@ -22,12 +22,14 @@ from verification.simulation.environment.calls import Calls
 class CheckedTable(MemoryTable):
     """A table whose every new entry is checked.
 
-    `promised` are pending writes of a function.
+    `promised` are pending writes of a function. `_restored` are the files that a RESTORE removed
+    from an entry, by version.
     """
 
     def __init__(self, checks: Checks) -> None:
         super().__init__()
         self.checks = checks
+        self._restored: dict[int, tuple[DataFile, ...]] = {}
         self.promised: list[tuple[tuple[DataFile, ...], dict[str, StoredPosition], Begun]] = []
 
     def append(self, entry: LogEntry) -> bool:
@@ -54,7 +56,16 @@ class CheckedTable(MemoryTable):
         self.log[len(log) :] = []
         self.positions = dict(positions)
         self._waiting.clear()
-        self.checks.taken_out(gone, self.objects, self.positions)
+        # The positions go back behind the rows that a RESTORE removed since the copy was made, so
+        # those are read again as well.
+        self.checks.taken_out(
+            [
+                replace(entry, files=self._restored.pop(entry.version, entry.files))
+                for entry in gone
+            ],
+            self.objects,
+            self.positions,
+        )
         return True
 
     def restore(self, versions: int) -> bool:
@@ -62,6 +73,8 @@ class CheckedTable(MemoryTable):
         chosen = range(max(len(self.log) - versions, 1), len(self.log))
         had_rows = any(self.log[number].files for number in chosen)
         for number in chosen:
+            files = self.log[number].files
+            self._restored.setdefault(number, files)
             self.log[number] = replace(self.log[number], files=())
         self.append(LogEntry(len(self.log)))
         return had_rows
