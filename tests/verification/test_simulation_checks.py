@@ -79,8 +79,8 @@ class World:
         columns = list(zip(*rows, strict=True))
         path = f"file-{len(objects)}"
         objects[path] = pa.table([pa.array(c) for c in columns], schema=EVENT_SCHEMA)
-        positions = {self.key: StoredPosition(1)}
-        return LogEntry(version, (DataFile(path, len(rows), 1),), positions)
+        stored = StoredPosition(version + 1, Position(str(1000 + numbers[-1])))
+        return LogEntry(version, (DataFile(path, len(rows), 1),), {self.key: stored})
 
     def land(self, *numbers, begun=None):
         """The rows of a batch are in the sink; its writer began at `begun`, or just now."""
