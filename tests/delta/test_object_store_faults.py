@@ -87,18 +87,28 @@ def options_of(proxy: S3Proxy) -> dict[str, str]:
     }
 
 
+IN_A_ROW = {"expired": 20}
+"""How many requests in a row have the fault: credentials are refused until they are new."""
+
+
 class Faults:
     """Gives some requests a fault, in an order that a seed decides, and counts them."""
 
     def __init__(self, kind: str, share: float) -> None:
-        self.kind, self.share = kind, share
+        self.kind = kind
         self.count = 0
+        self._in_a_row = IN_A_ROW.get(kind, 1)
+        self._share = share / self._in_a_row
+        self._left = 0
         self._rng = random.Random(1)
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> str | None:
         with self._lock:
-            has_fault = self._rng.random() < self.share
+            if not self._left and self._rng.random() < self._share:
+                self._left = self._in_a_row
+            has_fault = self._left > 0
+            self._left -= has_fault
             self.count += has_fault
         return self.kind if has_fault else None
 

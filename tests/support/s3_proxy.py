@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,15 @@ class S3Proxy:
 
     def paths(self, method: str) -> list[str]:
         return [one.path for one in self.requests if one.method == method]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Report nothing about a client that has gone away."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextmanager
@@ -120,8 +130,7 @@ def s3_proxy(target: str, *, keep_host: bool = False) -> Iterator[S3Proxy]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
+    with _Server(("127.0.0.1", 0), Handler) as server:
         proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
