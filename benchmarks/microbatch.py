@@ -44,7 +44,7 @@ from kcl_pipeline.batch import Batch, BatchWriter
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event, ReadFinished
-from kcl_pipeline.kinesis.decode.bodies import records_table
+from kcl_pipeline.kinesis.decode import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import Position

@@ -35,13 +35,13 @@ from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.settings_errors import names_only, without_credentials
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED
-from kcl_pipeline.transform.arrow import (
+from kcl_pipeline.transform import (
     ArrowTransform,
     apply_arrow_transform,
+    error_line,
     probe_arrow_transform,
+    split_rejected,
 )
-from kcl_pipeline.transform.errors import error_line
-from kcl_pipeline.transform.rejected import split_rejected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -26,7 +26,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
-from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON

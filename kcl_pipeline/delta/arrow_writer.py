@@ -22,12 +22,12 @@ from kcl_pipeline.delta.schema import untyped
 from kcl_pipeline.delta.storage import Storage, open_storage
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pools import DaemonPool
-from kcl_pipeline.transform.arrow import (
+from kcl_pipeline.transform import (
     ArrowTransform,
     apply_arrow_transform,
     probe_arrow_transform,
+    split_rejected,
 )
-from kcl_pipeline.transform.rejected import split_rejected
 
 _BYTES_OF_A_FILE: Final = 32 * 1024 * 1024
 

@@ -33,7 +33,7 @@ from kcl_pipeline.delta.schema import (
 )
 from kcl_pipeline.errors import ResultMismatchError, TransformFailedError
 from kcl_pipeline.text import printable
-from kcl_pipeline.transform.errors import error_line
+from kcl_pipeline.transform import error_line
 
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896

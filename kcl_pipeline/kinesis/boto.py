@@ -34,9 +34,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.kinesis.aws_errors import kinesis_errors
 from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
-from kcl_pipeline.kinesis.decode.bodies import CBOR_CONTENT_TYPE, decode_page
-from kcl_pipeline.kinesis.decode.json_columns import MIN_BYTES
-from kcl_pipeline.kinesis.responses import date_of, shard_of
+from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, MIN_BYTES, date_of, decode_page, shard_of
 from kcl_pipeline.shards import USER_PARTITION_KEY, Shard, StreamId
 
 if TYPE_CHECKING:

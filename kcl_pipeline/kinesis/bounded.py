@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kcl_pipeline.kinesis.boto import BotoKinesis
-from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RecordsPage
-from kcl_pipeline.kinesis.sizes import payload_bytes
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RecordsPage, payload_bytes
 from kcl_pipeline.shards import StreamId
 
 MOST_BEHIND_MILLIS: Final = 3_600_000

@@ -1,8 +1,4 @@
-"""The interface of a Kinesis client, and the values that it returns.
-
-There are two implementations: boto3, and the in-memory model of `kcl_pipeline.testing`. A page of
-records is one `pyarrow.Table`, without a Python object per record.
-"""
+"""The interface of a Kinesis client, its values, and the bytes of records."""
 
 from __future__ import annotations
 
@@ -10,12 +6,34 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.events import AggregatesRejected
-from kcl_pipeline.kinesis.sizes import data_bytes
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, Shard, StreamId
+
+
+def payload_bytes(records: pa.Table) -> int:
+    """Return the bytes of data and partition keys, as Kinesis counts them."""
+    return data_bytes(records) + _column_bytes(records, "partition_key")
+
+
+def data_bytes(records: pa.Table) -> int:
+    """Return the bytes of data, as KCL counts them for the throughput of a lease."""
+    return _column_bytes(records, "data")
+
+
+def _column_bytes(records: pa.Table, name: str) -> int:
+    return sum(_value_bytes(chunk) for chunk in records.column(name).chunks)
+
+
+def _value_bytes(array: pa.Array) -> int:
+    if len(array) == 0:
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], np.int32)
+    return int(offsets[array.offset + len(array)]) - int(offsets[array.offset])
+
 
 RECORD_SCHEMA: Final = pa.schema(
     [

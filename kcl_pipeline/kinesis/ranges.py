@@ -28,11 +28,10 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.events import AggregatesRejected
-from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
-from kcl_pipeline.kinesis.prefetch.pacing import MIN_CALL_SECONDS
+from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient, data_bytes
+from kcl_pipeline.kinesis.prefetch import MIN_CALL_SECONDS
 from kcl_pipeline.kinesis.reader import Resume, ShardReader
 from kcl_pipeline.kinesis.retention import Gap
-from kcl_pipeline.kinesis.sizes import data_bytes
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 

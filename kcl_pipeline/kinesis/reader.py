@@ -25,12 +25,12 @@ from kcl_pipeline.kinesis.client import (
     IteratorType,
     RecordsPage,
     ShardClient,
+    payload_bytes,
 )
-from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.kinesis.kpl import Deaggregated, deaggregate
 from kcl_pipeline.kinesis.retention import Gap, GapWatch, arrival_millis
-from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 

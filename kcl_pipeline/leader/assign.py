@@ -46,6 +46,7 @@ from kcl_pipeline.errors import (
     UnreadableRowError,
 )
 from kcl_pipeline.events import (
+    TOO_MANY_FAILURES,
     AwsTrouble,
     CycleFailed,
     DrainRequested,
@@ -54,7 +55,6 @@ from kcl_pipeline.events import (
     MoveRefused,
     PlanMade,
 )
-from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.leader.kcl2 import (
     TAKE_AND_STEAL,
     UpgradeFrom2x,

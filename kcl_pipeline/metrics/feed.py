@@ -14,23 +14,21 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.metrics import ALL_DIMENSIONS, MetricsSettings
 from kcl_pipeline.events import CycleFinished, Event, EventSink, LagMeasured, MetricsExportFailed
 from kcl_pipeline.metrics.exporters.exporter import CLOSE_SECONDS, Exporter, IsGone
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
-from kcl_pipeline.metrics.instruments.catalogue.processing import MILLIS_BEHIND_LATEST
-from kcl_pipeline.metrics.instruments.conversion import (
-    HeldLeaseCount,
-    dimensions_of,
-    observations,
-)
-from kcl_pipeline.metrics.instruments.instrument import (
+from kcl_pipeline.metrics.instruments import (
     CALL,
+    INSTRUMENTS,
+    MILLIS_BEHIND_LATEST,
     SHARD,
     STREAM,
     WORKER,
     Attributes,
+    HeldLeaseCount,
     Instrument,
     Kind,
     Level,
     MetricValue,
+    dimensions_of,
+    observations,
 )
 
 MAX_SHARDS: Final = 1_000

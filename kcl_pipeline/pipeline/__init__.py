@@ -38,8 +38,8 @@ from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams import StreamSelection
 from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.metrics.cpu import select_provider
 from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
-from kcl_pipeline.metrics.platform import select_provider
 from kcl_pipeline.pipeline.arguments import (
     Fleet,
     check_arguments,
@@ -392,7 +392,7 @@ class KinesisPipeline:
             KclError: As in `ensure_tables`; `ApplicationPausedError` while it is paused.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
-        from kcl_pipeline.kinesis.decode.bodies import load_conversions  # noqa: PLC0415
+        from kcl_pipeline.kinesis.decode import load_conversions  # noqa: PLC0415
         from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 

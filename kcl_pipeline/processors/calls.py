@@ -40,7 +40,7 @@ from kcl_pipeline.processors.thread import ProcessorThread, RunningCall
 from kcl_pipeline.settings_errors import wrong
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
 from kcl_pipeline.sinks.stored import NOTHING_STORED
-from kcl_pipeline.transform.errors import error_line
+from kcl_pipeline.transform import error_line
 
 _LOG: Final = logging.getLogger(__name__)
 

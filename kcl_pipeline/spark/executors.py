@@ -42,7 +42,7 @@ from kcl_pipeline.spark.pins.pins import PinAddress, Pins
 from kcl_pipeline.spark.pins.server import PinServer
 from kcl_pipeline.spark.task_process import settle, table_storage
 from kcl_pipeline.spark.writer import SparkBatchWriter
-from kcl_pipeline.transform.arrow import ArrowTransform
+from kcl_pipeline.transform import ArrowTransform
 
 FETCH_SECONDS: Final = 5.0
 """A task starts no call after this time, because handoffs and stops wait for the job."""

@@ -19,7 +19,7 @@ from kcl_pipeline.delta.files import write_table
 from kcl_pipeline.delta.results import TableColumns, failed_result
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark.task_process import settle, table_storage
-from kcl_pipeline.transform.rejected import split_rejected
+from kcl_pipeline.transform import split_rejected
 
 _FILE_FIELDS: Final = (
     pa.field("path", pa.string()),

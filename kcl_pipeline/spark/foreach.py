@@ -14,12 +14,7 @@ from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.spark.writer import SparkTransform, records_frame, transformed
-from kcl_pipeline.transform.rejected import (
-    ERROR_COLUMN,
-    RejectedColumns,
-    rejected_columns,
-    split_rejected,
-)
+from kcl_pipeline.transform import ERROR_COLUMN, RejectedColumns, rejected_columns, split_rejected
 
 
 class ForeachBatch(FunctionCalls[DataFrame]):

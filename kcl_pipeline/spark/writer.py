@@ -36,7 +36,7 @@ from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.file_tasks import FileTask
 from kcl_pipeline.spark.schema import arrow_schema
-from kcl_pipeline.transform.rejected import rejected_columns, split_rejected
+from kcl_pipeline.transform import rejected_columns, split_rejected
 
 SparkTransform = Callable[[DataFrame], DataFrame]
 _Files = tuple[tuple[DataFile, ...], pa.Table | None]

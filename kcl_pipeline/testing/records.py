@@ -13,8 +13,7 @@ import pyarrow as pa
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
-from kcl_pipeline.transform.arrow import apply_arrow_transform
-from kcl_pipeline.transform.rejected import split_rejected
+from kcl_pipeline.transform import apply_arrow_transform, split_rejected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

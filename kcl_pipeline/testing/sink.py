@@ -25,8 +25,7 @@ from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
-from kcl_pipeline.transform.arrow import apply_arrow_transform, probe_arrow_transform
-from kcl_pipeline.transform.rejected import split_rejected
+from kcl_pipeline.transform import apply_arrow_transform, probe_arrow_transform, split_rejected
 
 _NO_BATCH = Batch("", (), pa.table({}))
 

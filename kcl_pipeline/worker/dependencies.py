@@ -23,7 +23,7 @@ from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.recorded_stream import unnamed_labels
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.metrics.provider import MetricProvider
+from kcl_pipeline.metrics.cpu import MetricProvider
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Sink
 

@@ -18,9 +18,7 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.kinesis.client import NO_RECORDS
-from kcl_pipeline.kinesis.prefetch.pacing import Pace
-from kcl_pipeline.kinesis.prefetch.prefetcher import TOLERATED_THROTTLES
-from kcl_pipeline.kinesis.prefetch.readers import ReadState
+from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES, Pace, ReadState
 from kcl_pipeline.kinesis.ranges import (
     FetchedShard,
     RangeJobs,

@@ -23,7 +23,7 @@ from h2.events import DataReceived, ResponseReceived, StreamEnded
 from benchmarks.peers.tied import tied
 from benchmarks.replay_server import CBOR, JSON, records_of, replay_server
 from benchmarks.throughput import running
-from kcl_pipeline.kinesis.decode.bodies import decode_page
+from kcl_pipeline.kinesis.decode import decode_page
 from kcl_pipeline.local.demo.processes import session_members
 
 DEADLINE_SECONDS = 60.0

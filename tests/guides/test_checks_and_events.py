@@ -30,10 +30,9 @@ def checks() -> set[str]:
 
 
 def event_classes() -> set[str]:
-    found = (getattr(events, name) for name in events.__all__)
     return {
         one.__name__
-        for one in found
+        for one in vars(events).values()
         if isinstance(one, type) and issubclass(one, Event) and one not in (Event, Measurement)
     }
 

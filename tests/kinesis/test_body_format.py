@@ -12,9 +12,9 @@ import pytest
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.errors import InvalidRequestError, UnavailableError
+from kcl_pipeline.kinesis import decode
 from kcl_pipeline.kinesis.boto import CBOR_TRIALS, JSON_SECONDS, BotoKinesis
-from kcl_pipeline.kinesis.decode import bodies as decode
-from kcl_pipeline.kinesis.decode.json_columns import MIN_BYTES
+from kcl_pipeline.kinesis.decode import MIN_BYTES
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import Fault, FaultRule
 from kcl_pipeline.local.kinesis import codec

@@ -16,8 +16,7 @@ from kcl_pipeline.kinesis.bounded import (
     is_past,
     within,
 )
-from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RECORD_SCHEMA, RecordsPage
-from kcl_pipeline.kinesis.sizes import payload_bytes
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RECORD_SCHEMA, RecordsPage, payload_bytes
 from kcl_pipeline.local import EmbeddedAws
 from tests.support.local_aws import ZERO, new_stream, put
 from tests.support.local_aws import client as local_client

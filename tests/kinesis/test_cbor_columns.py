@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.kinesis import decode as cbor_columns
+from kcl_pipeline.kinesis import decode as columns
 from kcl_pipeline.kinesis.client import RecordsPage
-from kcl_pipeline.kinesis.decode import cbor_columns
-from kcl_pipeline.kinesis.decode import json_columns as columns
-from kcl_pipeline.kinesis.decode.bodies import CBOR_CONTENT_TYPE, decode_page
-from kcl_pipeline.kinesis.decode.cbor_columns import cbor_columns_of
+from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, cbor_columns_of, decode_page
 from tests.support import page_parsers
 
 FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp", "EncryptionType")

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.kinesis import decode as columns
 from kcl_pipeline.kinesis.client import RecordsPage
-from kcl_pipeline.kinesis.decode import json_columns as columns
-from kcl_pipeline.kinesis.decode.bodies import JSON_CONTENT_TYPE, decode_event, decode_page
-from kcl_pipeline.kinesis.decode.json_columns import columns_of
+from kcl_pipeline.kinesis.decode import JSON_CONTENT_TYPE, columns_of, decode_event, decode_page
 from tests.support import page_parsers
 
 FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp", "EncryptionType")

@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
-from kcl_pipeline.kinesis.decode.bodies import (
-    CBOR_CONTENT_TYPE,
-    JSON_CONTENT_TYPE,
-    decode_page,
-    repeated,
-)
+from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, JSON_CONTENT_TYPE, decode_page, repeated
 from kcl_pipeline.shards import ChildShard, HashKeyRange
 
 SHARD = "shardId-000000000000"

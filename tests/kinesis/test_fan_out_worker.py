@@ -23,7 +23,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader
-from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.local import EmbeddedAws

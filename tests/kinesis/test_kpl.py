@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
-from kcl_pipeline.kinesis.decode.bodies import records_table
-from kcl_pipeline.kinesis.decode.kpl import (
+from kcl_pipeline.kinesis.decode import records_table
+from kcl_pipeline.kinesis.kpl import (
     KPL_PARTITION_KEY,
     MAGIC,
     UserRecord,

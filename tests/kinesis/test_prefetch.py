@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.prefetch.chunks import split
-from kcl_pipeline.kinesis.prefetch.readers import ReadState
-from kcl_pipeline.kinesis.sizes import payload_bytes
+from kcl_pipeline.kinesis.client import Chunk, payload_bytes
+from kcl_pipeline.kinesis.prefetch import ReadState, split
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld, chunk_of
 
 

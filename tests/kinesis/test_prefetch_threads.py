@@ -11,7 +11,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.events import Event, ReadFinished
 from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis

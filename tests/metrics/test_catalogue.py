@@ -6,10 +6,17 @@ import pytest
 
 from kcl_pipeline import events as ev
 from kcl_pipeline.metrics.exporters.prometheus import families
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
-from kcl_pipeline.metrics.instruments.conversion import HeldLeaseCount, observations
-from kcl_pipeline.metrics.instruments.instrument import Kind, Level, Unit
-from kcl_pipeline.metrics.instruments.names import otel_attributes, otel_name, prometheus_name
+from kcl_pipeline.metrics.instruments import (
+    INSTRUMENTS,
+    HeldLeaseCount,
+    Kind,
+    Level,
+    Unit,
+    observations,
+    otel_attributes,
+    otel_name,
+    prometheus_name,
+)
 from tests.support.event_samples import BATCH, SAMPLES
 
 JAVA_GAUGES = {

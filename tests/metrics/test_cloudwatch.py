@@ -14,7 +14,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.metrics.exporters.cloudwatch import CloudWatchExporter
 from kcl_pipeline.metrics.feed import MetricsFeed
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
+from kcl_pipeline.metrics.instruments import INSTRUMENTS
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.event_samples import SAMPLES
 

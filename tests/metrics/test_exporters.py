@@ -7,7 +7,7 @@ import pytest
 
 from kcl_pipeline import events as ev
 from kcl_pipeline.metrics.exporters import LoggingEvents, fan_out, level_of, name_of, text_of
-from kcl_pipeline.metrics.instruments.conversion import observations
+from kcl_pipeline.metrics.instruments import observations
 from kcl_pipeline.position import Position
 from tests.support.event_samples import BATCH, SAMPLES
 

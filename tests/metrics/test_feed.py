@@ -8,7 +8,7 @@ from kcl_pipeline import events as ev
 from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.metrics import feed as feed_module
 from kcl_pipeline.metrics.feed import MAX_TEXTS, Dimensions, MetricsFeed
-from kcl_pipeline.metrics.instruments.conversion import observations
+from kcl_pipeline.metrics.instruments import observations
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.event_samples import SAMPLES
 

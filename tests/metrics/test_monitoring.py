@@ -14,9 +14,7 @@ import yaml
 
 from kcl_pipeline.metrics import monitoring
 from kcl_pipeline.metrics.exporters.prometheus import PrometheusExporter
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
-from kcl_pipeline.metrics.instruments.instrument import Level
-from kcl_pipeline.metrics.instruments.names import prometheus_name
+from kcl_pipeline.metrics.instruments import INSTRUMENTS, Level, prometheus_name
 from tests.metrics.test_prometheus import scraped
 from tests.support.metrics_world import FedExporter
 

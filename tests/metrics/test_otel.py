@@ -11,9 +11,7 @@ from opentelemetry.sdk.metrics.export import Gauge, Histogram, InMemoryMetricRea
 from kcl_pipeline import events as ev
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.metrics.exporters.otel import SCOPE, OtelExporter
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
-from kcl_pipeline.metrics.instruments.instrument import Kind, Level
-from kcl_pipeline.metrics.instruments.names import otel_name
+from kcl_pipeline.metrics.instruments import INSTRUMENTS, Kind, Level, otel_name
 from tests.support.metrics_world import FedExporter
 
 TYPES = {Kind.COUNTER: Sum, Kind.GAUGE: Gauge, Kind.HISTOGRAM: Histogram}

@@ -8,7 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kcl_pipeline.events import CpuSourceSkipped
-from kcl_pipeline.metrics import cgroup, cpu, ecs, platform, process
+from kcl_pipeline.metrics import cpu
+from kcl_pipeline.metrics import cpu as cgroup
+from kcl_pipeline.metrics import cpu as ecs
+from kcl_pipeline.metrics import cpu as platform
+from kcl_pipeline.metrics import cpu as process
 from tests.support.metric_sources import FakeClock, Files, stat, v2_files
 
 BASE = "http://metadata.invalid/v4/own-container"

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from kcl_pipeline.metrics import process
+from kcl_pipeline.metrics import cpu as process
 
 
 class Ticking:

@@ -13,9 +13,7 @@ from kcl_pipeline import events as ev
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.metrics.exporters.prometheus import PrometheusExporter, families
 from kcl_pipeline.metrics.feed import FORGET_SECONDS
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
-from kcl_pipeline.metrics.instruments.instrument import SHARD, Kind, Level
-from kcl_pipeline.metrics.instruments.names import prometheus_name
+from kcl_pipeline.metrics.instruments import INSTRUMENTS, SHARD, Kind, Level, prometheus_name
 from tests.support.metrics_world import FedExporter
 
 LAG = "aws_kinesis_client_consumer_lag_duration_milliseconds"

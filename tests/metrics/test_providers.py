@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.metrics import cgroup, cpu
-from kcl_pipeline.metrics.provider import percent
+from kcl_pipeline.metrics import cpu
+from kcl_pipeline.metrics import cpu as cgroup
+from kcl_pipeline.metrics.cpu import percent
 from tests.support.metric_sources import FakeClock, Files, stat, v2_files
 
 # /proc/stat

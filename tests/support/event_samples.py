@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kcl_pipeline import events as ev
-from kcl_pipeline.events.leader import TOO_MANY_FAILURES
+from kcl_pipeline.events import TOO_MANY_FAILURES
 from kcl_pipeline.position import Position
 
 BATCH = ev.BatchCommitted(

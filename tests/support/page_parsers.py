@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.kinesis import decode
 from kcl_pipeline.kinesis.client import RecordsPage
-from kcl_pipeline.kinesis.decode import bodies as decode
-from kcl_pipeline.kinesis.decode.bodies import decode_page
+from kcl_pipeline.kinesis.decode import decode_page
 
 ByOffsets = Literal["columns_of", "cbor_columns_of"]
 """The function of `decode.bodies` that parses by byte offsets."""

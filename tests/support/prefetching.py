@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.events import Event
-from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.decode.bodies import records_table
-from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
-from kcl_pipeline.kinesis.sizes import payload_bytes
+from kcl_pipeline.kinesis.client import Chunk, payload_bytes
+from kcl_pipeline.kinesis.decode import records_table
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.clock import VirtualClock

@@ -8,7 +8,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, RetrievalSettings
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
-from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease

@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline import events as ev
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.memory import MIB, MemoryBudget
-from kcl_pipeline.metrics.instruments.conversion import observations
+from kcl_pipeline.metrics.instruments import observations
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from tests.support.worker_world import World, numbered
 

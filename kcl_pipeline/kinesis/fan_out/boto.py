@@ -28,7 +28,7 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.kinesis.aws_errors import from_client_error, kinesis_errors
 from kcl_pipeline.kinesis.boto import given
 from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
-from kcl_pipeline.kinesis.decode.bodies import decode_event
+from kcl_pipeline.kinesis.decode import decode_event
 from kcl_pipeline.kinesis.fan_out.subscription import Consumer, Subscribed
 from kcl_pipeline.shards import StreamId
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, MetricValue
+from kcl_pipeline.metrics.instruments import Attributes, Instrument, MetricValue
 
 CLOSE_SECONDS: Final = 5.0
 """How long the end of a worker waits for values that are not exported yet."""

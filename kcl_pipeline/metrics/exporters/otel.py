@@ -12,14 +12,15 @@ from typing import Any, Final
 
 from kcl_pipeline.extras import require
 from kcl_pipeline.metrics.exporters.exporter import Exporter
-from kcl_pipeline.metrics.instruments.instrument import (
+from kcl_pipeline.metrics.instruments import (
     OPERATION,
     Attributes,
     Instrument,
     Kind,
     MetricValue,
+    otel_attributes,
+    otel_name,
 )
-from kcl_pipeline.metrics.instruments.names import otel_attributes, otel_name
 from kcl_pipeline.version import __version__
 
 SCOPE: Final = "software.amazon.kinesis"

@@ -14,8 +14,8 @@ from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsEndpointOpened
 from kcl_pipeline.extras import require
 from kcl_pipeline.metrics.exporters.exporter import Exporter, IsGone
-from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
-from kcl_pipeline.metrics.instruments.instrument import (
+from kcl_pipeline.metrics.instruments import (
+    INSTRUMENTS,
     OPERATION,
     SHARD,
     WORKER,
@@ -23,8 +23,9 @@ from kcl_pipeline.metrics.instruments.instrument import (
     Instrument,
     Kind,
     MetricValue,
+    prometheus_label,
+    prometheus_name,
 )
-from kcl_pipeline.metrics.instruments.names import prometheus_label, prometheus_name
 
 BUCKETS_MILLIS: Final = (
     *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),

@@ -14,7 +14,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
 from kcl_pipeline.kinesis.client import Chunk, KinesisClient
 from kcl_pipeline.kinesis.distribution import RecordDistribution
-from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.position import Position
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 from kcl_pipeline.spark.data_source.read import (

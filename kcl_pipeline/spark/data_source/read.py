@@ -37,7 +37,7 @@ from kcl_pipeline.kinesis.client import (
     ShardClient,
 )
 from kcl_pipeline.kinesis.distribution import RecordDistribution
-from kcl_pipeline.kinesis.prefetch.pacing import Pace
+from kcl_pipeline.kinesis.prefetch import Pace
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position

@@ -13,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.kinesis import decode as cbor_columns
+from kcl_pipeline.kinesis import decode as json_columns
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
-from kcl_pipeline.kinesis.decode import cbor_columns, json_columns
-from kcl_pipeline.kinesis.decode.bodies import (
+from kcl_pipeline.kinesis.decode import (
     CBOR_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
     decode_event,
     decode_page,
     records_table,
 )
-from kcl_pipeline.kinesis.decode.kpl import MAX_EXPANSION, deaggregate
+from kcl_pipeline.kinesis.kpl import MAX_EXPANSION, deaggregate
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED

@@ -1,13 +1,20 @@
-"""Separate the rows that a transform rejects: those with a string in the column `_error`.
+"""Call the user's transform, and handle its rejected rows and errors.
 
-A rejected row contains the position of its record, so that the dead letter is the record as it was
-read: the columns `shard_id`, `sequence_number` and `sub_sequence_number`, and `stream` with several
-streams. With a leading underscore (`_shard_id`) they are not written to the table.
+An Arrow transform is a function from a `pyarrow.Table` to a `pyarrow.Table`. Rows that it rejects
+have a string in the column `_error`. An error that it raises becomes one line with the user's file
+and line number.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 import numpy as np
@@ -15,8 +22,80 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kcl_pipeline.batch import REJECTED_SCHEMA
-from kcl_pipeline.errors import BrokenTransformError
-from kcl_pipeline.transform.errors import with_frame
+from kcl_pipeline.errors import BrokenTransformError, KclError, TransformFailedError
+from kcl_pipeline.text import printable
+
+MAX_ERROR_CHARACTERS: Final = 500
+"""Longest text of an error.
+
+The text is stored in logs, Dagster's database and the dead-letter table. An exception's message may
+contain the payload of a record.
+"""
+
+_PACKAGE: Final = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY: Final = tuple(
+    {path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))}
+)
+_INSTALLED: Final = re.compile(
+    r"(^|[/\\])(site-packages|dist-packages|pyspark\.zip|py4j-[^/\\]*\.zip)([/\\]|$)"
+    r"|[/\\]lib[/\\]python\d+(\.\d+)?[/\\]|^<frozen "
+)
+_SPARK_CLIENT: Final = re.compile(r"(^|[/\\])(pyspark|py4j)([/\\.-]|$)")
+_FRAME: Final = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
+
+
+def error_line(error: BaseException) -> str:
+    """The error's type, the first line of its message, and its frame in the user's code.
+
+    At most `MAX_ERROR_CHARACTERS` printable characters.
+    """
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    text = type(error).__name__ + (f": {lines[0].strip()}" if lines else "")
+    return with_frame(text, frame_of(error.__traceback__))
+
+
+def with_frame(text: str, frame: str | None) -> str:
+    """The first line of `text` and the frame. Only the text is shortened."""
+    end = "" if frame is None else f" ({frame})"
+    line = text.strip().partition("\n")[0].strip()
+    most = MAX_ERROR_CHARACTERS - len(end)
+    shown = printable(line, most)
+    return (shown if len(shown) <= most else f"{shown[: most - 3]}...") + end
+
+
+def frame_of(raised_at: TracebackType | None) -> str | None:
+    """The innermost frame of the user's code, outside this package and installed packages.
+
+    Without such a frame, the innermost frame outside this package and Spark's client; else None.
+    """
+    return _innermost(
+        [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(raised_at)]
+    )
+
+
+def frame_in(text: str) -> str | None:
+    """Like `frame_of`, for the printed traceback of a Python process of Spark."""
+    return _innermost([(file, int(line), name) for file, line, name in _FRAME.findall(text)])
+
+
+def _innermost(frames: list[tuple[str, int, str]]) -> str | None:
+    foreign = [
+        frame
+        for frame in frames
+        if not frame[0].startswith(_PACKAGE + os.sep) and not _SPARK_CLIENT.search(frame[0])
+    ]
+    own = [
+        frame
+        for frame in foreign
+        if not _INSTALLED.search(frame[0]) and not frame[0].startswith(_STANDARD_LIBRARY)
+    ]
+    if not foreign:
+        return None
+    file, line, name = (own or foreign)[-1]
+    # relative to the working directory if the file is below it
+    path = file.removeprefix(os.getcwd() + os.sep)  # noqa: PTH109 (a string is compared)
+    return printable(f"{path}:{line} in {name}")
+
 
 ERROR_COLUMN: Final = "_error"
 _POSITION: Final = ("shard_id", "sequence_number", "sub_sequence_number")
@@ -160,3 +239,59 @@ def _fits(kind: pa.DataType, required: pa.DataType) -> bool:
         or pa.types.is_string_view(kind)
         or pa.types.is_null(kind)
     )
+
+
+ArrowTransform = Callable[[pa.Table], pa.Table]
+
+
+def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -> pa.Table:
+    """Call the user's function; None returns the records unchanged.
+
+    Raises:
+        TransformFailedError: The function raised an error.
+        BrokenTransformError: The function did not return a table.
+    """
+    if transform is None:
+        return records
+    try:
+        result = transform(records)
+    except KclError:
+        raise
+    except Exception as error:
+        line = error_line(error)
+        raise TransformFailedError(
+            f"the transform failed on {records.num_rows} records: {line}", detail=line
+        ) from error
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if not isinstance(result, pa.Table):
+        raise BrokenTransformError(
+            f"the transform returned {type(result).__name__}; write a function that returns "
+            "a pyarrow.Table"
+        )
+    return result
+
+
+def probe_arrow_transform(
+    transform: ArrowTransform | None,
+    slices: Sequence[pa.Table],
+    check: Callable[[pa.Table], object] = lambda _: None,
+) -> list[str | None]:
+    """Call the function on each part. Returns its error or None (see `BatchWriter.probe`).
+
+    Args:
+        transform: The function.
+        slices: Parts of a batch.
+        check: Gets the result of a part, and raises `TransformFailedError` if it cannot be written.
+    """
+    return [_error_on(transform, part, check) for part in slices]
+
+
+def _error_on(
+    transform: ArrowTransform | None, records: pa.Table, check: Callable[[pa.Table], object]
+) -> str | None:
+    try:
+        check(apply_arrow_transform(transform, records))
+    except TransformFailedError as error:
+        return error.detail
+    return None

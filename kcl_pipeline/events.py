@@ -1,13 +1,278 @@
-"""The events of workers: leases, shards, batches, and rows and calls that fail."""
+"""The events that workers and leaders emit.
+
+Logs, metrics, Dagster events and tests are derived from them. Events are values without behaviour.
+An `EventSink` receives them. It must be fast and must not raise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
-from kcl_pipeline.events.base import Event
 from kcl_pipeline.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events.
+
+    Example:
+        >>> from kcl_pipeline import Event, LeaseLost
+        >>> lost: list[str] = []
+        >>> def watch(event: Event) -> None:
+        ...     if isinstance(event, LeaseLost):
+        ...         lost.append(event.lease_key)
+        >>> watch(LeaseLost("w-1", "shardId-000000000000", "it was not renewed in time"))
+        >>> lost
+        ['shardId-000000000000']
+    """
+
+
+EventSink = Callable[[Event], None]
+"""What receives events.
+
+Example:
+    >>> from kcl_pipeline import Event, EventSink
+    >>> def show(event: Event) -> None:
+    ...     print(type(event).__name__)
+    >>> sink: EventSink = show
+"""
+
+
+def ignore_events(event: Event) -> None:
+    """Drop the event.
+
+    Example:
+        >>> from kcl_pipeline import ignore_events
+        >>> worker = orders.build_worker("w-1", events=ignore_events)  # doctest: +SKIP
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderElected(Event):
+    """This process has acquired the leader lock.
+
+    Attributes:
+        stolen_from: Owner of the expired lock that was replaced, if there was one.
+
+    Example:
+        >>> from kcl_pipeline import LeaderElected
+        >>> event = LeaderElected(owner_name="text")
+        >>> event.owner_name
+        'text'
+    """
+
+    owner_name: str
+    stolen_from: str | None = None
+
+
+TOO_MANY_FAILURES: Final = "too many cycles in a row failed"
+"""Reason of a leader that releases the lock because its cycles fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipLost(Event):
+    """This process does not hold the leader lock any more. `reason` says why.
+
+    Example:
+        >>> from kcl_pipeline import LeadershipLost
+        >>> event = LeadershipLost(owner_name="text", reason="the lease expired")
+        >>> event.owner_name
+        'text'
+    """
+
+    owner_name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientVersionChanged(Event):
+    """A process has noticed, or written, another client version of the application.
+
+    Attributes:
+        process: The worker, or the leader outside of a worker.
+        before: The former version, as stored.
+        after: The new version, as stored.
+        modified_by: Who wrote it.
+
+    Example:
+        >>> from kcl_pipeline import ClientVersionChanged
+        >>> event = ClientVersionChanged(
+        ...     process="text",
+        ...     before="text",
+        ...     after="text",
+        ...     modified_by="text",
+        ... )
+        >>> event.process
+        'text'
+    """
+
+    process: str
+    before: str
+    after: str
+    modified_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesCreated(Event):
+    """Shard sync created lease rows.
+
+    Example:
+        >>> from kcl_pipeline import LeasesCreated
+        >>> event = LeasesCreated(
+        ...     stream="orders",
+        ...     lease_keys=("shardId-000000000000",),
+        ...     reason="the lease expired",
+        ... )
+        >>> event.stream
+        'orders'
+    """
+
+    stream: str
+    lease_keys: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDeleted(Event):
+    """The leader deleted a lease row, or the worker that had finished its shard.
+
+    Example:
+        >>> from kcl_pipeline import LeaseDeleted
+        >>> event = LeaseDeleted(lease_key="shardId-000000000000", reason="the lease expired")
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
+
+    lease_key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoleFound(Event):
+    """The leases of a stream do not cover all its hash keys.
+
+    Attributes:
+        description: The first gap.
+        times: Number of audits in a row that found the same gap.
+
+    Example:
+        >>> from kcl_pipeline import HoleFound
+        >>> event = HoleFound(stream="orders", description="text", times=3)
+        >>> event.stream
+        'orders'
+    """
+
+    stream: str
+    description: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade(Event):
+    """The leader has computed a plan.
+
+    Attributes:
+        unassigned: Leases that the plan leaves without an owner.
+        spilled: Leases that no worker has capacity for.
+
+    Example:
+        >>> from kcl_pipeline import PlanMade
+        >>> event = PlanMade(
+        ...     strategy="text",
+        ...     moves=3,
+        ...     unassigned=3,
+        ...     spilled=3,
+        ...     milliseconds=1.5,
+        ... )
+        >>> event.strategy
+        'text'
+    """
+
+    strategy: str
+    moves: int
+    unassigned: int
+    spilled: int
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseMoved(Event):
+    """The leader has written one move.
+
+    Attributes:
+        from_worker: Previous owner. None: the lease had none.
+        graceful: Whether it started a handoff. Otherwise the move took effect at once.
+
+    Example:
+        >>> from kcl_pipeline import LeaseMoved
+        >>> event = LeaseMoved(
+        ...     lease_key="shardId-000000000000",
+        ...     from_worker="w-1",
+        ...     to_worker="w-2",
+        ...     graceful=True,
+        ...     reason="the lease expired",
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
+
+    lease_key: str
+    from_worker: str | None
+    to_worker: str
+    graceful: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRefused(Event):
+    """The conditional write of a move was refused. The next cycle plans again.
+
+    Example:
+        >>> from kcl_pipeline import MoveRefused
+        >>> event = MoveRefused(lease_key="shardId-000000000000", to_worker="w-2")
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
+
+    lease_key: str
+    to_worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested(Event):
+    """The leader has requested a worker to end. `reason` says why.
+
+    Example:
+        >>> from kcl_pipeline import DrainRequested
+        >>> event = DrainRequested(worker_id="w-1", reason="the lease expired")
+        >>> event.reason
+        'the lease expired'
+    """
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CycleFailed(Event):
+    """A leader cycle had errors.
+
+    Attributes:
+        consecutive: Number of failed cycles in a row. At the limit the leader releases the lock. 0:
+            the errors concern single rows or streams, and the cycle processed all others.
+
+    Example:
+        >>> from kcl_pipeline import CycleFailed
+        >>> event = CycleFailed(error="the call was throttled", consecutive=3)
+        >>> event.error
+        'the call was throttled'
+    """
+
+    error: str
+    consecutive: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -662,4 +927,373 @@ class RowRejected(Event):
 
     table: str
     key: str
+    reason: str
+
+
+class HangStep(StrEnum):
+    """What the processing thread of a worker does.
+
+    LEASES: it looks at leases, completes handoffs, and begins and ends shards. READING: it takes
+    records that were read; with an executor fetch, it waits for the Spark job that reads and
+    transforms them. WRITING: it runs the transform and writes its rows. COMMITTING: it commits
+    them. REPORTING: it reports the progress of the worker.
+
+    Example:
+        >>> from kcl_pipeline import HangStep
+        >>> HangStep.LEASES.value
+        'leases'
+    """
+
+    LEASES = "leases"
+    READING = "reading"
+    WRITING = "writing"
+    COMMITTING = "committing"
+    REPORTING = "reporting"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung(Event):
+    """The processing thread of a worker has made no progress for `seconds` while records wait.
+
+    The event is repeated once per `worker.hung_after_millis`. The thread makes progress when it
+    begins the next step, for example the transform of the next batch, or of the next part of a
+    batch with bad records.
+
+    Attributes:
+        step: What the thread does.
+        seconds: Time since the step began.
+        lease_keys: Held leases that may have records that are not committed.
+        stacks: The calls of all threads, the processing thread first. It has names of files and
+            functions and line numbers, without variables or source lines, and a bounded length.
+
+    Example:
+        >>> from kcl_pipeline import HangStep, WorkerHung
+        >>> event = WorkerHung(
+        ...     worker_id="w-1",
+        ...     step=HangStep.LEASES,
+        ...     seconds=1.5,
+        ...     lease_keys=("shardId-000000000000",),
+        ... )
+        >>> event.step
+        <HangStep.LEASES: 'leases'>
+    """
+
+    worker_id: str
+    step: HangStep
+    seconds: float
+    lease_keys: tuple[str, ...]
+    stacks: str = field(default="", metadata={"in_line": False})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResumed(Event):
+    """A worker that was hung makes progress again, or no record waits any more.
+
+    Example:
+        >>> from kcl_pipeline import WorkerResumed
+        >>> event = WorkerResumed(worker_id="w-1")
+        >>> event.worker_id
+        'w-1'
+    """
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAbandoned(Event):
+    """A worker that must end does not wait for its processing thread any longer.
+
+    The batch, if there was one, is read again by the next owners of its leases.
+
+    Attributes:
+        step: What the thread does.
+        seconds: Time since the step began.
+
+    Example:
+        >>> from kcl_pipeline import BatchAbandoned, HangStep
+        >>> event = BatchAbandoned(worker_id="w-1", step=HangStep.LEASES, seconds=1.5)
+        >>> event.step
+        <HangStep.LEASES: 'leases'>
+    """
+
+    worker_id: str
+    step: HangStep
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowMemorySkipped(Event):
+    """Batches or results of Spark are passed in a slower way than as Arrow columns in memory.
+
+    The rows are the same. The event is emitted again only when the reason changes.
+
+    Example:
+        >>> from kcl_pipeline import ArrowMemorySkipped
+        >>> event = ArrowMemorySkipped(reason="the lease expired")
+        >>> event.reason
+        'the lease expired'
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsLeftToOthers(Event):
+    """A drain does not wait for the shards that other workers hold and read.
+
+    It is emitted at the start, and at the end if other workers hold other numbers of shards then.
+
+    Attributes:
+        worker_id: The worker that drains.
+        shards: How many shards are not finished.
+        elsewhere: How many of them other workers hold.
+        owners: Those workers with their numbers of shards; the first five.
+
+    Example:
+        >>> from kcl_pipeline import ShardsLeftToOthers
+        >>> event = ShardsLeftToOthers(worker_id="w-1", shards=3, elsewhere=3, owners="text")
+        >>> event.shards
+        3
+    """
+
+    worker_id: str
+    shards: int
+    elsewhere: int
+    owners: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement(Event):
+    """Base of the events that only carry measured values.
+
+    Example:
+        >>> from kcl_pipeline import Event, Measurement
+        >>> def without_measurements(event: Event) -> bool:
+        ...     return not isinstance(event, Measurement)
+    """
+
+
+class LeaseTask(StrEnum):
+    """A periodic task of a worker.
+
+    RENEWAL: it renewed its leases. DISCOVERY: it looked for leases that were assigned to it.
+    REPORT: it wrote its worker metrics row.
+
+    Example:
+        >>> from kcl_pipeline import LeaseTask
+        >>> LeaseTask.RENEWAL.value
+        'renewal'
+    """
+
+    RENEWAL = "renewal"
+    DISCOVERY = "discovery"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFinished(Measurement):
+    """A worker has finished one run of a periodic task.
+
+    Attributes:
+        leases: Leases that were renewed or discovered. 0 for REPORT.
+        succeeded: Whether the task made all its calls. A single lease that could not be renewed has
+            an event of its own.
+
+    Example:
+        >>> from kcl_pipeline import LeaseTask, TaskFinished
+        >>> event = TaskFinished(worker_id="w-1", task=LeaseTask.RENEWAL, milliseconds=1.5)
+        >>> event.task
+        <LeaseTask.RENEWAL: 'renewal'>
+    """
+
+    worker_id: str
+    task: LeaseTask
+    milliseconds: float
+    leases: int = 0
+    succeeded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LagMeasured(Measurement):
+    """A worker has measured the lag of its leases. It does so whenever it renews them.
+
+    Attributes:
+        millis_behind_latest: Age of the oldest record that is not committed, by lease key. 0: no
+            record waits.
+        unknown: Number of leases whose lag is not known yet.
+
+    Example:
+        >>> from kcl_pipeline import LagMeasured
+        >>> event = LagMeasured(worker_id="w-1", millis_behind_latest={})
+        >>> event.millis_behind_latest
+        {}
+    """
+
+    worker_id: str
+    millis_behind_latest: Mapping[str, int]
+    unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMeasured(Measurement):
+    """A worker has measured the memory of its records and results, whenever it renews its leases.
+
+    Attributes:
+        used_bytes: Bytes that are counted (`memory.MemoryBudget`).
+        max_bytes: The limit (`worker.record_memory_max_bytes`).
+
+    Example:
+        >>> from kcl_pipeline import MemoryMeasured
+        >>> event = MemoryMeasured(worker_id="w-1", used_bytes=3, max_bytes=3)
+        >>> event.used_bytes
+        3
+    """
+
+    worker_id: str
+    used_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorCalled(Measurement):
+    """A call of `process_records` of a record processor has returned.
+
+    Attributes:
+        records: Number of its records.
+        milliseconds: How long it took.
+        succeeded: Whether it raised no error.
+
+    Example:
+        >>> from kcl_pipeline import ProcessorCalled
+        >>> event = ProcessorCalled(
+        ...     worker_id="w-1",
+        ...     lease_key="shardId-000000000000",
+        ...     records=3,
+        ...     milliseconds=1.5,
+        ...     succeeded=True,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
+
+    worker_id: str
+    lease_key: str
+    records: int
+    milliseconds: float
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFinished(Measurement):
+    """One call for records of a polled shard has ended.
+
+    Fan-out shards and executor fetches do not emit it.
+
+    Example:
+        >>> from kcl_pipeline import ReadFinished
+        >>> event = ReadFinished(
+        ...     lease_key="shardId-000000000000",
+        ...     milliseconds=1.5,
+        ...     succeeded=True,
+        ... )
+        >>> event.lease_key
+        'shardId-000000000000'
+    """
+
+    lease_key: str
+    milliseconds: float
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CycleFinished(Measurement):
+    """A leader cycle has ended. All attributes but the first four are 0 unless it led.
+
+    Attributes:
+        owner_name: Name of this leader in the lock row.
+        led: Whether this process led in the cycle.
+        milliseconds: Duration of the cycle.
+        succeeded: Whether it had no error.
+        leases: Number of lease rows.
+        expired: Leases whose owner has stopped renewing them.
+        unowned: Leases without an owner.
+        unreadable: Lease rows that cannot be used.
+        workers: Living workers.
+        failing_workers: Living workers whose CPU could not be measured in the last interval.
+        invalid_workers: Living workers whose metrics have no operating range.
+        streams: Streams whose leases the leader manages.
+        incomplete_streams: Streams whose leases do not cover all hash keys.
+        unavailable_streams: Streams whose last attempt failed.
+        sync_skipped: Whether shard sync was due, and the former one was still running.
+
+    Example:
+        >>> from kcl_pipeline import CycleFinished
+        >>> event = CycleFinished(owner_name="text", led=True, milliseconds=1.5, succeeded=True)
+        >>> event.owner_name
+        'text'
+    """
+
+    owner_name: str
+    led: bool
+    milliseconds: float
+    succeeded: bool
+    leases: int = 0
+    expired: int = 0
+    unowned: int = 0
+    unreadable: int = 0
+    workers: int = 0
+    failing_workers: int = 0
+    invalid_workers: int = 0
+    streams: int = 0
+    incomplete_streams: int = 0
+    unavailable_streams: int = 0
+    sync_skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsEndpointOpened(Event):
+    """An exporter serves metrics at this address.
+
+    Example:
+        >>> from kcl_pipeline import MetricsEndpointOpened
+        >>> event = MetricsEndpointOpened(exporter="text", address="text")
+        >>> event.exporter
+        'text'
+    """
+
+    exporter: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsExportFailed(Event):
+    """An exporter cannot start, or cannot take values. The worker continues without them.
+
+    Example:
+        >>> from kcl_pipeline import MetricsExportFailed
+        >>> event = MetricsExportFailed(exporter="text", error="the call was throttled")
+        >>> event.exporter
+        'text'
+    """
+
+    exporter: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDropped(Event):
+    """An exporter has dropped measured values, because its queue was full or a call failed.
+
+    Attributes:
+        values: Number of values.
+
+    Example:
+        >>> from kcl_pipeline import MetricsDropped
+        >>> event = MetricsDropped(exporter="text", values=3, reason="the lease expired")
+        >>> event.exporter
+        'text'
+    """
+
+    exporter: str
+    values: int
     reason: str

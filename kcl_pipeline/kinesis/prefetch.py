@@ -1,4 +1,9 @@
-"""Read many shards ahead of processing, within one limit of bytes."""
+"""Read many shards ahead of processing, within one limit of bytes.
+
+`Pace` decides when a shard is read again, and how long records wait for a batch. `Pages` counts
+the pages of records in the memory budget of the worker. `Reading` is one shard: what reads it, its
+progress, and its records that wait. `Prefetcher` reads them all, and hands out records for batches.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,350 @@ import math
 import random
 import sys
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import BatchSettings, RetrievalSettings
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import AwsTrouble, Event, EventSink, ReadFinished
-from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.prefetch.chunks import split, with_oldest
-from kcl_pipeline.kinesis.prefetch.pacing import LAGGING_FACTOR, Pace
-from kcl_pipeline.kinesis.prefetch.pages import PageMemory
-from kcl_pipeline.kinesis.prefetch.readers import Buffered, PushedReader, Reader, ReadState, Slot
-from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.kinesis.client import Chunk, payload_bytes
+from kcl_pipeline.memory import READ_BYTES, Kind, MemoryBudget
+from kcl_pipeline.position import Position
+
+MIN_CALL_SECONDS: Final = 0.2
+"""A shard allows five calls per second, for all its consumers together."""
+
+SHARD_BYTES_PER_SECOND: Final = 2_000_000
+MAX_BACK_OFF_SECONDS: Final = 10.0
+
+COMMON_TIME_SHARE: Final = 0.1
+"""A read is delayed by at most this share of the idle time, to take place at the common time.
+
+A shard whose reads are at other times comes nearer to the common time by as much with each read.
+"""
+
+_ROUNDING_SECONDS: Final = 1e-6
+
+LAGGING_FACTOR: Final = 5
+"""Records of a shard that is not read to its end wait this many times longer for a batch.
+
+They are late already, and larger batches cost less.
+"""
+
+
+@dataclass(slots=True)
+class Pace:
+    """The time of the next read of one shard.
+
+    A shard allows two megabytes per second. The limit is observed only after the service has
+    throttled a read, because a throttled call costs no more than a wait.
+
+    Attributes:
+        idle_seconds: Wait at the end of the shard.
+        due: Time of the next read, in monotonic seconds.
+        failures: Failed reads in a row.
+        keeps_byte_rate: Whether the byte rate is observed.
+        min_call_seconds: Shortest time between two reads. 0 for a subscription, where a read makes
+            no call.
+        common_time: One of the times at which all shards are read, in monotonic seconds. They are
+            as far apart as two delayed reads. None: the shard is read at its own times.
+    """
+
+    idle_seconds: float
+    due: float = 0.0
+    failures: int = 0
+    keeps_byte_rate: bool = False
+    min_call_seconds: float = MIN_CALL_SECONDS
+    common_time: float | None = None
+    _paid_until: float = 0.0
+
+    def succeeded(self, began: float, *, size: int, at_tip: bool) -> None:
+        """Note a read that began at `began` and returned `size` bytes."""
+        self.failures = 0
+        self._paid_until = max(self._paid_until, began) + size / SHARD_BYTES_PER_SECOND
+        self.due = began + self.min_call_seconds
+        if at_tip:
+            self.due = self._at_common_time(began + max(self.idle_seconds, self.min_call_seconds))
+        if self.keeps_byte_rate:
+            self.due = max(self.due, self._paid_until)
+
+    def _at_common_time(self, due: float) -> float:
+        """Return the common time that follows `due`, if it follows soon enough; else `due`."""
+        if self.common_time is None:
+            return due
+        longest = COMMON_TIME_SHARE * self.idle_seconds
+        delay = (self.common_time - due) % (self.idle_seconds + longest)
+        return due + delay if delay <= longest + _ROUNDING_SECONDS else due
+
+    def failed(self, now: float, rng: random.Random, *, throttled: bool) -> None:
+        """Note a failed read.
+
+        The wait doubles with every failure in a row. It is randomized, so that workers do not retry
+        at the same time.
+        """
+        self.failures += 1
+        wait = min(
+            max(self.idle_seconds, MIN_CALL_SECONDS) * 2 ** min(self.failures - 1, 10),
+            MAX_BACK_OFF_SECONDS,
+        )
+        self.due = now + wait * rng.uniform(0.5, 1.0)
+        if throttled:
+            self.keeps_byte_rate = True
+            self.due = max(self.due, min(self._paid_until, now + MAX_BACK_OFF_SECONDS))
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """The records of one response.
+
+    Attributes:
+        cost: Bytes of their buffers. All of them stay until the last part of the page is released.
+        uses: Parts in the buffer and in batches.
+        kind: As what it is counted.
+    """
+
+    cost: int
+    uses: int = 1
+    kind: Kind = "prefetch"
+
+
+class PageMemory:
+    """Count pages from their read until their batch has ended. All calls need one lock.
+
+    Args:
+        budget: Counts the pages. None: nothing is counted, and there is no limit.
+    """
+
+    def __init__(self, budget: MemoryBudget | None) -> None:
+        self._budget = budget
+        self._reading = self._pages = 0
+        self._taken: list[Page] = []
+
+    def limit(self, prefetch_max_bytes: int) -> int:
+        """Return the most bytes that may wait."""
+        share = prefetch_max_bytes if self._budget is None else self._budget.share_bytes
+        return min(prefetch_max_bytes, share)
+
+    def may_read(self) -> bool:
+        """Return whether a read may begin.
+
+        One read may always begin while no record is held and none is read. So reading never stops
+        for good, whatever else uses the memory.
+        """
+        if self._budget is None or not (self._reading or self._pages):
+            return True
+        return self._budget.may_read()
+
+    def is_full(self) -> bool:
+        """Return whether no read can begin until records are released."""
+        return not self._reading and not self.may_read()
+
+    def begin_read(self) -> None:
+        """Count a read under way."""
+        self._reading += 1
+        self._change({"prefetch": READ_BYTES})
+
+    def end_read(self) -> None:
+        """Note that a read has ended without records."""
+        self._reading -= 1
+        self._change({"prefetch": -READ_BYTES})
+
+    def end_read_with(self, cost: int) -> Page:
+        """Note that a read has ended, and count its page."""
+        self._reading -= 1
+        self._pages += 1
+        self._change({"prefetch": cost - READ_BYTES})
+        return Page(cost)
+
+    def take(self, page: Page, *, is_split: bool) -> None:
+        """Note that a part of a page is in a batch. If it is split, the rest still waits."""
+        if self._budget is None:
+            return
+        if is_split:
+            page.uses += 1
+        elif page.kind == "prefetch":
+            page.kind = "batch"
+            self._change({"prefetch": -page.cost, "batch": page.cost})
+        self._taken.append(page)
+
+    def release(self, page: Page) -> None:
+        """Release a part of a page."""
+        page.uses -= 1
+        if not page.uses:
+            self._pages -= 1
+            self._change({page.kind: -page.cost})
+
+    def release_taken(self) -> None:
+        """Release what was taken, because its batch has ended."""
+        taken, self._taken = self._taken, []
+        for page in taken:
+            self.release(page)
+
+    def _change(self, changes: dict[Kind, int]) -> None:
+        if self._budget is not None:
+            self._budget.change(changes)
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """The source of records of one shard, such as `reader.ShardReader`."""
+
+    lease_key: str
+    millis_behind_latest: int | None
+    ended: bool
+    last_bytes: int
+
+    @property
+    def read_up_to_millis(self) -> int | None:
+        """See `retention.GapWatch`."""
+
+    def read(self) -> Chunk | None:
+        """Read once, in bounded time; return None if there is nothing new."""
+
+
+@runtime_checkable
+class PushedReader(Reader, Protocol):
+    """A reader that Kinesis pushes records to (`fan_out.source.FanOutReader`).
+
+    `read` makes no call for them. It may be called every `poll_seconds`.
+    """
+
+    poll_seconds: float
+
+    def close(self) -> None:
+        """End reading. Must not wait. May be called by another thread than `read`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """The progress of reading one shard since it was added.
+
+    Attributes:
+        read_at: Time of the last successful read in monotonic seconds. None: never.
+        has_waiting: Whether records are buffered, or are in the last batch of an executor fetch.
+        caught_up: Whether the shard was read to its latest record or its end, and no record is
+            buffered.
+        error: Error of the last read. None: it succeeded.
+        read_up_to_millis: See `retention.GapWatch`.
+        behind_millis: Lag of the last response. None: unknown.
+    """
+
+    read_at: float | None
+    has_waiting: bool
+    caught_up: bool
+    error: str | None
+    read_up_to_millis: int | None = None
+    behind_millis: int | None = None
+
+
+@dataclass(slots=True)
+class Buffered:
+    """Records that wait, and the page that they belong to."""
+
+    serial: int
+    chunk: Chunk
+    page: Page
+    fetched: float
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One reader and its buffer. All attributes but `reader` need the lock of the prefetcher."""
+
+    reader: Reader
+    pace: Pace
+    succeeded: float
+    pushed: bool
+    buffer: deque[Buffered] = field(default_factory=deque)
+    busy: bool = False
+    reached_tip: bool = False
+    last_cost: int = 0
+    read_at: float | None = None
+    error: str | None = None
+    behind: int | None = None
+    held: bool = False
+
+
+def split(chunk: Chunk, max_records: int, max_bytes: int) -> tuple[Chunk | None, Chunk | None]:
+    """Split off the first part that fits both limits.
+
+    Returns:
+        The first part and the rest. None for an empty part. The rest keeps `shard_end`.
+    """
+    rows = chunk.records.num_rows
+    if rows <= max_records and chunk.bytes <= max_bytes:
+        return chunk, None
+    fitting = min(
+        int(np.searchsorted(_running_bytes(chunk.records), max_bytes, side="right")), max_records
+    )
+    if fitting >= rows:
+        return chunk, None
+    return cut_at(chunk, fitting) if fitting > 0 else (None, chunk)
+
+
+def cut_at(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
+    """Split a chunk after `rows` rows, which are more than 0 and fewer than all."""
+    first = chunk.records.slice(0, rows)
+    last = first.slice(rows - 1)
+    through = Position(
+        last.column("sequence_number")[0].as_py(), last.column("sub_sequence_number")[0].as_py()
+    )
+    size = payload_bytes(first)
+    head = replace(chunk, records=first, through=through, bytes=size, shard_end=None)
+    rest = chunk.records.slice(rows)
+    later = _arrival_seconds(rest, 0) - _arrival_seconds(first, 0)
+    return head, replace(
+        chunk,
+        records=rest,
+        after=through,
+        bytes=max(chunk.bytes - size, 0),
+        oldest_at=None if chunk.oldest_at is None else chunk.oldest_at + later,
+    )
+
+
+def with_oldest(chunk: Chunk, now: float) -> Chunk:
+    """Return the chunk with `oldest_at`: when its first record arrived.
+
+    The last record is `millis_behind_latest` behind the latest record of the shard. The first one
+    arrived before the last one by the difference of their arrival times.
+
+    Args:
+        chunk: The chunk.
+        now: When it was read, in monotonic seconds.
+    """
+    rows = chunk.records.num_rows
+    if not rows:
+        return chunk
+    span = _arrival_seconds(chunk.records, rows - 1) - _arrival_seconds(chunk.records, 0)
+    behind = (chunk.millis_behind_latest or 0) / 1000
+    return replace(chunk, oldest_at=now - behind - max(span, 0.0))
+
+
+def _arrival_seconds(records: pa.Table, row: int) -> float:
+    return float(records.column("approximate_arrival_timestamp")[row].value) / 1e6
+
+
+def _running_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the cumulative payload bytes of the rows."""
+    sizes = np.zeros(records.num_rows, np.int64)
+    for name in ("data", "partition_key"):
+        start = 0
+        for chunk in records.column(name).chunks:
+            if len(chunk):
+                offsets = np.frombuffer(chunk.buffers()[1], np.int32)[
+                    chunk.offset : chunk.offset + len(chunk) + 1
+                ]
+                sizes[start : start + len(chunk)] += np.diff(offsets)
+            start += len(chunk)
+    return np.cumsum(sizes)
+
 
 MAX_WAIT_SECONDS: Final = 0.2
 """Longest wait of a fetch thread, so that a shard that was added is read soon."""

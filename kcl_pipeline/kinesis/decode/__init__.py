@@ -1,1 +1,0 @@
-"""Decode response bodies of GetRecords into Arrow columns."""

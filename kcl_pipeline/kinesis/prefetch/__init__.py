@@ -1,1 +1,0 @@
-"""Read many shards ahead of processing, within one limit of bytes."""

@@ -1,1 +1,0 @@
-"""Call the user's transform, and handle its rejected rows and errors."""
