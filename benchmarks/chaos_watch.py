@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.local.demo.table import CommittedRows
 
 if TYPE_CHECKING:

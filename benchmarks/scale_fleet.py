@@ -27,14 +27,11 @@ from kcl_pipeline.kinesis.client import (
 )
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.lease.serialization import COUNTER, LEASE_KEY, OWNER, lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
-from kcl_pipeline.leases.state.serialization import LOCK_VERSION
-from kcl_pipeline.leases.state.values import WorkerMetrics
-from kcl_pipeline.leases.state.worker_rows import WorkerRows
+from kcl_pipeline.leases.codec import LEADER_KEY
+from kcl_pipeline.leases.coordinator import LOCK_VERSION, CoordinatorStateTable
+from kcl_pipeline.leases.row import COUNTER, LEASE_KEY, OWNER, Lease, lease_to_item
 from kcl_pipeline.leases.store import Item
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
@@ -179,8 +176,8 @@ class Fleet:
         self.worker_store = MeteredStore("workers", "wid", self.clock)
         self.coordinator_store = MeteredStore("coordinator", "key", self.clock)
         self.lease_table = LeaseTable(self.lease_store)
-        self.worker_table = WorkerRows(self.worker_store)
-        self.coordinator_table = CoordinatorRows(self.coordinator_store)
+        self.worker_table = WorkerMetricsTable(self.worker_store)
+        self.coordinator_table = CoordinatorStateTable(self.coordinator_store)
         self.events: list[Event] = []
         self.counted = self.meter()
         for name in self.names:

@@ -40,7 +40,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import Position
 

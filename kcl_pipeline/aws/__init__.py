@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval
     from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
     from kcl_pipeline.leases.deletion import TableDeletion
-    from kcl_pipeline.leases.layout.opening import Tables
+    from kcl_pipeline.leases.layout import Tables
     from kcl_pipeline.leases.store import MapCallable
 
 KEPT_CLIENTS: Final = 16
@@ -306,7 +306,7 @@ def open_tables(
 ) -> Tables:
     """Return the three tables as objects. This reads no table. `map_` scans several segments."""
     # imported here: the command line starts without the tables
-    from kcl_pipeline.leases.dynamodb.opening import open_dynamodb  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb import open_dynamodb  # noqa: PLC0415
 
     return open_dynamodb(clients.dynamodb, settings, clock, map_)
 
@@ -328,7 +328,7 @@ def open_removals(settings: ConsumerSettings, clients: AwsClients, clock: Clock)
     """Return what deletes the tables and the fan-out consumers of an application."""
     # imported here: only the retirement needs them
     from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval  # noqa: PLC0415
-    from kcl_pipeline.leases.dynamodb.deletion import deletions  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb import deletions  # noqa: PLC0415
 
     name = settings.retrieval.consumer_name or settings.application_name
     layout = open_tables(settings, clients, clock).layout
@@ -338,10 +338,10 @@ def open_removals(settings: ConsumerSettings, clients: AwsClients, clock: Clock)
 
 
 def delete_tables(clients: AwsClients, names: Iterable[str]) -> None:
-    """Delete DynamoDB tables in this order, see `leases.dynamodb.deletion`."""
-    from kcl_pipeline.leases.dynamodb import deletion  # noqa: PLC0415 (as above)
+    """Delete DynamoDB tables in this order, see `leases.dynamodb`."""
+    from kcl_pipeline.leases import dynamodb  # noqa: PLC0415 (as above)
 
-    deletion.delete_tables(clients.dynamodb, names)
+    dynamodb.delete_tables(clients.dynamodb, names)
 
 
 def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> KinesisClient:

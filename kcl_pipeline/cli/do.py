@@ -34,7 +34,7 @@ from kcl_pipeline.control.operations import (
 from kcl_pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from kcl_pipeline.leases.application.identity import ApplicationIdentity
+    from kcl_pipeline.leases.application import ApplicationIdentity
 
 do = typer.Typer(
     cls=SentenceGroup,

@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.row import BadRow
 from kcl_pipeline.text import printable
 
 WIDTH_WITHOUT_TERMINAL: Final = 200

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.kinesis.client import KinesisClient
     from kcl_pipeline.leader.streams import SelectStreams
-    from kcl_pipeline.leases.layout.opening import Tables
+    from kcl_pipeline.leases.layout import Tables
 
 NO_STREAM: Final = "-"
 """Placeholder for the streams of a command that only reads the tables."""

@@ -30,7 +30,7 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.application import Pause
 from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted

@@ -12,7 +12,7 @@ from kcl_pipeline.errors import OtherApplicationError, SettingsError
 from kcl_pipeline.events import ignore_events
 from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
 from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
+from kcl_pipeline.leases.application import ApplicationIdentity, successor
 from kcl_pipeline.leases.identity_check import as_json
 from kcl_pipeline.metrics.exporters import text_of
 from kcl_pipeline.text import counted

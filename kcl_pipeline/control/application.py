@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import (
-    CoordinatorStateTable,
-    LeaseTable,
-    WorkerMetricsTable,
-)
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the help of the command line loads this module
     from kcl_pipeline.clock import StopSignal
     from kcl_pipeline.config import ConsumerSettings
     from kcl_pipeline.control.application import ApplicationControl
-    from kcl_pipeline.leases.application.identity import ApplicationIdentity
+    from kcl_pipeline.leases.application import ApplicationIdentity
     from kcl_pipeline.worker.summary import WorkerProgress
 
 

@@ -376,7 +376,7 @@ class AcknowledgeRequest(OperationRequest):
 
     def run(self, context: OperationContext) -> Effect:
         """Store the number of losses that is recorded now."""
-        from kcl_pipeline.leases.application.losses import Losses  # noqa: PLC0415 (for --help)
+        from kcl_pipeline.leases.application import Losses  # noqa: PLC0415 (for --help)
 
         table = context.control.coordinator
         shown = table.read_losses()

@@ -12,9 +12,9 @@ from typing import Final
 
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.errors import ApplicationInUseError, NotFoundError, SettingsError
-from kcl_pipeline.leases.application.control import Control, Pause, words
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.application import Control, Pause, words
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.text import counted, printable
 
 POLL_SECONDS: Final = 1.0

@@ -53,9 +53,9 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import DeadLettersUnreadable
 from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE
-from kcl_pipeline.leases.application.replay_record import ReplayRecord
-from kcl_pipeline.leases.attributes import MAX_MILLIS
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.application import ReplayRecord
+from kcl_pipeline.leases.codec import MAX_MILLIS
+from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.sink import Entry, FileKeepingSink, Positions, Sink
 from kcl_pipeline.sinks.stored import NOTHING_STORED

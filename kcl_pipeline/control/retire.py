@@ -37,9 +37,9 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval, RegisteredConsumer
-from kcl_pipeline.leases.application.control import Control, Pause, words
+from kcl_pipeline.leases.application import Control, Pause, words
+from kcl_pipeline.leases.coordinator import LeaderLock, UnreadableLock
 from kcl_pipeline.leases.deletion import Presence, TableDeletion, TableFound
-from kcl_pipeline.leases.state.values import LeaderLock, UnreadableLock
 from kcl_pipeline.status.snapshot import (
     JAVA_PERIOD_SECONDS,
     Snapshot,

@@ -25,9 +25,8 @@ from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
-from kcl_pipeline.leases.application.control import Control
-from kcl_pipeline.leases.application.identity import ApplicationRecord, streams_as_recorded
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.application import ApplicationRecord, Control, streams_as_recorded
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position

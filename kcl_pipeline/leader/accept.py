@@ -21,21 +21,12 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ApplicationInUseError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.lock import WRITES_AT_ONCE, LeaderElection
-from kcl_pipeline.leases.application.identity import (
-    ACCEPT_STREAMS,
-    ApplicationIdentity,
-    ApplicationRecord,
-)
-from kcl_pipeline.leases.lease.rejected import RejectedRows
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.migration import VERSION_3X, ensure_client_version
-from kcl_pipeline.leases.tables import (
-    CoordinatorStateTable,
-    LeaseTable,
-    WorkerMetrics,
-    WorkerMetricsTable,
-)
-from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek
+from kcl_pipeline.leases.application import ACCEPT_STREAMS, ApplicationIdentity, ApplicationRecord
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.layout import VERSION_3X, ensure_client_version
+from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek, LeaseTable
 from kcl_pipeline.text import printable
 
 POLL_SECONDS: Final = 1.0

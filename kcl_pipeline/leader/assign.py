@@ -69,26 +69,26 @@ from kcl_pipeline.leader.lock import (
     NotLeadingError,
     lock_settings,
 )
-from kcl_pipeline.leases.application.control import NOTHING_WANTED, Pause
-from kcl_pipeline.leases.application.identity import (
+from kcl_pipeline.leases.application import (
     ACCEPT_STREAMS,
+    NOTHING_WANTED,
     ApplicationIdentity,
     ApplicationRecord,
     Mode,
+    Pause,
+    RecordedStream,
     successor,
 )
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
-from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.lease.rejected import RejectedRows
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import (
-    CoordinatorStateTable,
-    LeaseTable,
+from kcl_pipeline.leases.codec import LEADER_KEY
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
+from kcl_pipeline.leases.workers import (
+    UnavailableStream,
     WorkerListing,
     WorkerMetrics,
     WorkerMetricsTable,
 )
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.planning.state import Observation, Prepared, prepare, whole_plan

@@ -17,8 +17,10 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.assign import CycleReport, LeaderDependencies, LeaseAssignment, Map
 from kcl_pipeline.leader.streams import Streams, StreamSelection
 from kcl_pipeline.leader.sync import Sync
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.stored_shards import StoredShards
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning.state import is_failing, is_valid
 
 SYNC_SECONDS: Final = 1.0

@@ -32,14 +32,11 @@ from kcl_pipeline.events import (
     MoveRefused,
     PlanMade,
 )
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.migration import VERSION_3X_WITH_ROLLBACK, ClientVersion
-from kcl_pipeline.leases.tables import (
-    CoordinatorStateTable,
-    LeaseTable,
-    MigrationState,
-    WorkerMetrics,
-)
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable, MigrationState
+from kcl_pipeline.leases.layout import VERSION_3X_WITH_ROLLBACK, ClientVersion
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
+from kcl_pipeline.leases.writes import LeaseTable
 
 TAKE_AND_STEAL: Final = "take_and_steal"
 """Name of the algorithm in plans and events."""

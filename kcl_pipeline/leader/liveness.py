@@ -15,8 +15,8 @@ from typing import Final
 
 from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
 
 PERIODS: Final = 3

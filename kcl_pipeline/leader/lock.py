@@ -15,9 +15,9 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
 from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
 from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRejected
-from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
+from kcl_pipeline.leases.codec import LEADER_KEY
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock, UnreadableLock
 from kcl_pipeline.leases.store import ConditionCheck
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 
 SENSOR_LOCK_MILLIS: Final = 15_000
 _SHORTEST_MILLIS: Final = 2_000

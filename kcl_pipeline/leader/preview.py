@@ -21,10 +21,10 @@ from kcl_pipeline.leader.sync import (
     missing_leases,
     stream_coverage,
 )
-from kcl_pipeline.leases.application.identity import ApplicationRecord
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.application import ApplicationRecord
+from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.workers import UnavailableStream, WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.model import Plan, PlanInput

@@ -30,13 +30,14 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import AwsTrouble, EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.lock import NotLeadingError
-from kcl_pipeline.leases.application.identity import MAX_TEXT, ApplicationIdentity
-from kcl_pipeline.leases.application.recorded_stream import (
+from kcl_pipeline.leases.application import (
+    MAX_IDENTITY,
     AccountAndName,
+    ApplicationIdentity,
     InitialPositions,
     RecordedStream,
 )
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
+from kcl_pipeline.leases.workers import UnavailableStream
 from kcl_pipeline.shards import StreamId
 
 ASK_SECONDS: Final = 60.0
@@ -75,10 +76,10 @@ def selected_streams(select: SelectStreams) -> tuple[str, ...]:
     if len(names) > MAX_STREAMS:
         raise SettingsError(f"the selection returned {len(names)} streams, above {MAX_STREAMS}")
     characters = sum(map(len, names)) + _CHARACTERS * len(names)
-    if characters > MAX_TEXT - _SPARE:
+    if characters > MAX_IDENTITY - _SPARE:
         raise SettingsError(
             f"the selection returned {len(names)} streams, more than the record of the application "
-            f"holds: {characters} of {MAX_TEXT - _SPARE} characters. Select fewer streams, and "
+            f"holds: {characters} of {MAX_IDENTITY - _SPARE} characters. Select fewer streams, and "
             "write another application for the rest"
         )
     return names

@@ -56,12 +56,16 @@ from kcl_pipeline.leader.assign import (
 )
 from kcl_pipeline.leader.lock import WRITES_AT_ONCE, NotLeadingError
 from kcl_pipeline.leader.streams import Streams
-from kcl_pipeline.leases.application.identity import ApplicationIdentity, with_recorded
-from kcl_pipeline.leases.application.recorded_stream import AccountAndName, RecordedStream
+from kcl_pipeline.leases.application import (
+    AccountAndName,
+    ApplicationIdentity,
+    RecordedStream,
+    with_recorded,
+)
 from kcl_pipeline.leases.identity_check import ensure_application
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
+from kcl_pipeline.leases.workers import UnavailableStream
 from kcl_pipeline.planning.cleanup import (
     Deletion,
     children_to_fill,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from kcl_pipeline.errors import OtherApplicationError
-from kcl_pipeline.leases.application.identity import (
+from kcl_pipeline.leases.application import (
     ACCEPT_STREAMS,
     ApplicationIdentity,
     ApplicationRecord,
@@ -15,7 +15,8 @@ from kcl_pipeline.leases.application.identity import (
     contradiction,
     successor,
 )
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import Shard, StreamId
 
 ATTEMPTS: Final = 5

@@ -1,8 +1,17 @@
 """The interface of a table with conditional writes, which DynamoDB and the in-memory table have.
 
-The code above this interface (`lease_rows`, `worker_rows`, `coordinator_rows`) decides on
-conditions, changes and the meaning of a refused write. An implementation only applies them,
-atomically per row.
+The tables above this interface (`writes.LeaseTable`, `workers.WorkerMetricsTable`,
+`coordinator.CoordinatorStateTable`) decide on conditions, changes and the meaning of a refused
+write. An implementation only applies them, atomically per row. These rules hold for every method
+of a table (protocol §1.4, §2.3, §3):
+
+* A write whose condition does not hold returns None or False. It does not raise.
+* After `errors.UnavailableError` it is unknown whether a write was applied. The caller repeats the
+  call with the same arguments. If the row has exactly the values of this write, the write counts
+  as applied, although its condition does not hold any more.
+* A row is not read, modified and put back. Unknown attributes are kept.
+* Throttling raises `errors.ThrottledError`, a missing table `errors.NotFoundError`, a missing
+  permission `errors.AccessDeniedError`.
 """
 
 from __future__ import annotations

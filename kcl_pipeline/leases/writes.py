@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.lease import serialization as rows
-from kcl_pipeline.leases.lease.serialization import (
+from kcl_pipeline.leases import row as rows
+from kcl_pipeline.leases.codec import number, string, string_set, text_of
+from kcl_pipeline.leases.row import (
+    BadRow,
+    Lease,
+    LeaseListing,
     is_lease,
     lease_from_item,
     lease_to_item,
-    number,
-    string,
-    string_set,
 )
-from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,

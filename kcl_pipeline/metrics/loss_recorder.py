@@ -17,8 +17,8 @@ from kcl_pipeline.events import (
     TableRestored,
     WorkerStopped,
 )
-from kcl_pipeline.leases.application.losses import Loss, Losses
-from kcl_pipeline.leases.tables import CoordinatorStateTable
+from kcl_pipeline.leases.application import Loss, Losses
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 
 RETRY_SECONDS: Final = 30.0
 

@@ -9,7 +9,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import Event, EventSink, MetricsExportFailed, WorkerStarted, WorkerStopped
 from kcl_pipeline.extras import MODULES, require
-from kcl_pipeline.leases.tables import CoordinatorStateTable
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.metrics.exporters import fan_out
 from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.feed import MetricsFeed

@@ -12,8 +12,7 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.errors import WorkerIdTakenError
-from kcl_pipeline.leases.state.worker_status import WorkerStatus
-from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable, WorkerStatus
 from kcl_pipeline.metrics.cpu import FULL_PERCENT, OWN_CPU, MetricProvider
 from kcl_pipeline.text import printable
 

@@ -26,12 +26,10 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError, UnreadableRowError
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.losses import Losses
-from kcl_pipeline.leases.lease.rejected import RejectedRows
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import LeaderLock, WorkerListing, WorkerMetrics
+from kcl_pipeline.leases.application import Losses, Pause
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
+from kcl_pipeline.leases.workers import UnavailableStream, WorkerListing, WorkerMetrics
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.orchestration.checks import dead_letters_last_hour, number_in
 from kcl_pipeline.orchestration.names import REPLACES_TAG, VERSION_TAG, Names, PipelineResources

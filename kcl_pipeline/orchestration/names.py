@@ -12,7 +12,9 @@ import dagster as dg
 from dagster import AssetKey
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
 from kcl_pipeline.pipeline.arguments import INVALID_IN_KEY, output_path

@@ -17,7 +17,7 @@ from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.context import Effect, OperationContext
 from kcl_pipeline.control.operations import OPERATIONS, OperationRequest, ReplayRequest
 from kcl_pipeline.errors import KclError
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.orchestration.names import REPLAY_TAG, Names, PipelineResources
 from kcl_pipeline.orchestration.options import PipelineLike
 from kcl_pipeline.orchestration.resources import open_session

@@ -13,8 +13,8 @@ import dagster as dg
 
 from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.orchestration.checks import CheckVerdict, asset_of, verdicts
 from kcl_pipeline.orchestration.names import Names, partition_key, stream_keys
 from kcl_pipeline.orchestration.options import DagsterOptions

@@ -15,8 +15,10 @@ from kcl_pipeline.aws import AwsClients, ClientCache, SessionOptions, open_table
 from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.layout.opening import Tables
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.layout import Tables
+from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.settings_errors import refuse_settings, without_credentials, wrong
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dagster import DagsterInstance, DagsterRunStatus, DefaultRunLauncher
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcl_pipeline.changes import LastChanges
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.orchestration.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
 from kcl_pipeline.orchestration.options import DagsterOptions, FleetLike, PipelineLike
 from kcl_pipeline.orchestration.runs import (

@@ -17,7 +17,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.foreach import ForeachArrow, ForeachArrowSink, ForeachBatchSink
-from kcl_pipeline.leases.application.identity import MAX_SINK, ApplicationIdentity
+from kcl_pipeline.leases.application import MAX_SINK, ApplicationIdentity
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.processors import ProcessorCalls, ProcessorSink

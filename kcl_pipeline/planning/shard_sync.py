@@ -12,7 +12,7 @@ from typing import Literal
 
 from kcl_pipeline.config import InitialPosition
 from kcl_pipeline.errors import ShardSyncError
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 

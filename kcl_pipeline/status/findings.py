@@ -20,9 +20,9 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnreadableRowError,
 )
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.worker_status import WorkerStatus
-from kcl_pipeline.leases.tables import UnreadableLock
+from kcl_pipeline.leases.coordinator import UnreadableLock
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerStatus
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.planning.state import is_failing
 from kcl_pipeline.status.limits import CheckLimits

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.worker_status import WorkerStatus
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerStatus
 from kcl_pipeline.planning.state import is_failing
 from kcl_pipeline.status.snapshot import Snapshot, unlisted_lags
 from kcl_pipeline.text import counted, duration_text

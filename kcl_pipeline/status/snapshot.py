@@ -15,20 +15,11 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS, AwsError
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.identity import ApplicationRecord
-from kcl_pipeline.leases.application.losses import Losses
-from kcl_pipeline.leases.application.recorded_stream import streams_to_read
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import (
-    CoordinatorStateTable,
-    LeaderLock,
-    LeaseTable,
-    UnreadableLock,
-    WorkerMetrics,
-    WorkerMetricsTable,
-)
+from kcl_pipeline.leases.application import ApplicationRecord, Losses, Pause, streams_to_read
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock, UnreadableLock
+from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.workers import UnavailableStream, WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import StreamId
 
 JAVA_PERIOD_SECONDS: Final = 30.0

@@ -23,9 +23,9 @@ from typing import Any, Final, TypeVar
 
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFoundError
-from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.lease.serialization import OWNER
-from kcl_pipeline.leases.paging import PageRetry
+from kcl_pipeline.leases.codec import text_of
+from kcl_pipeline.leases.dynamodb import PageRetry
+from kcl_pipeline.leases.row import OWNER
 from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,

@@ -10,11 +10,10 @@ import copy
 from typing import Any, Final, Self
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.lease.serialization import LEASE_KEY, lease_from_item, lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
-from kcl_pipeline.leases.state.worker_rows import WorkerRows
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.row import LEASE_KEY, Lease, lease_from_item, lease_to_item
 from kcl_pipeline.leases.store import Absent, Item, same_item
+from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
 
@@ -126,7 +125,7 @@ class InMemoryLeaseTable(LeaseTable, _Inspectable):
         return None if item is None else self._decode(item)
 
 
-class InMemoryWorkerMetricsTable(WorkerRows, _Inspectable):
+class InMemoryWorkerMetricsTable(WorkerMetricsTable, _Inspectable):
     """The worker-metrics table in memory."""
 
     def __init__(
@@ -141,11 +140,11 @@ class InMemoryWorkerMetricsTable(WorkerRows, _Inspectable):
     ) -> None:
         store = MemoryStore(name, "wid", clock=clock, exists=exists)
         store.scan_lag_seconds = scan_lag_seconds
-        WorkerRows.__init__(self, store)
+        WorkerMetricsTable.__init__(self, store)
         _Inspectable.__init__(self, store, before_call, after_call)
 
 
-class InMemoryCoordinatorStateTable(CoordinatorRows, _Inspectable):
+class InMemoryCoordinatorStateTable(CoordinatorStateTable, _Inspectable):
     """The coordinator-state table in memory."""
 
     def __init__(
@@ -158,5 +157,5 @@ class InMemoryCoordinatorStateTable(CoordinatorRows, _Inspectable):
         after_call: CallHook | None = None,
     ) -> None:
         store = MemoryStore(name, "key", clock=clock, exists=exists)
-        CoordinatorRows.__init__(self, store)
+        CoordinatorStateTable.__init__(self, store)
         _Inspectable.__init__(self, store, before_call, after_call)

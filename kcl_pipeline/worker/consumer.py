@@ -46,9 +46,9 @@ from kcl_pipeline.events import (
     RecordsLost,
     ShardEnded,
 )
-from kcl_pipeline.leases.application.recorded_stream import InitialPositions, RecordedStream
+from kcl_pipeline.leases.application import InitialPositions, RecordedStream
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases

@@ -18,10 +18,10 @@ from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams import SelectStreams
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.recorded_stream import unnamed_labels
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.application import ApplicationIdentity, Pause, unnamed_labels
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.cpu import MetricProvider
 from kcl_pipeline.shards import StreamId

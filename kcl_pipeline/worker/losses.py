@@ -31,7 +31,7 @@ from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS, FoundGap
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import is_removed
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position

@@ -19,15 +19,17 @@ from kcl_pipeline.errors import STREAM_ERRORS, ApplicationPausedError, AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams import SelectStreams, selected_streams
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.identity import (
+from kcl_pipeline.leases.application import (
     ApplicationIdentity,
     ApplicationRecord,
+    Pause,
+    RecordedStream,
     with_recorded,
 )
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.identity_check import check_application, check_leases, ensure_application
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.dependencies import OpenedApplication, WorkerDependencies
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient

@@ -23,7 +23,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import BatchCommitted
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.state.worker_status import (
+from kcl_pipeline.leases.workers import (
     MAX_STALLED,
     HungState,
     PausedLease,

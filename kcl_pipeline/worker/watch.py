@@ -38,7 +38,7 @@ from kcl_pipeline.events import (
     WorkerResumed,
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.state.worker_status import HungState, StalledLease
+from kcl_pipeline.leases.workers import HungState, StalledLease
 from kcl_pipeline.processors.thread import RunningCall
 from kcl_pipeline.text import printable
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer

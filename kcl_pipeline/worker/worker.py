@@ -27,11 +27,11 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leader.kcl2 import replaced_tasks
-from kcl_pipeline.leases.application.identity import streams_as_recorded
+from kcl_pipeline.leases.application import streams_as_recorded
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import check_application
-from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.leases.stored_shards import SinkShards
+from kcl_pipeline.leases.workers import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CheckedSink

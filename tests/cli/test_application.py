@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.leader.accept import ApplicationChange
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.cli_fleet import run, run_json

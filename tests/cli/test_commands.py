@@ -7,8 +7,7 @@ import pytest
 
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.running import progress_line
-from kcl_pipeline.leases.state.worker_status import MAX_LAGS, LeaseLag, PausedLease, WorkerStatus
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.workers import MAX_LAGS, LeaseLag, PausedLease, WorkerMetrics, WorkerStatus
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.worker.summary import WorkerProgress
 from tests.support.cli_fleet import run, run_json

@@ -7,8 +7,7 @@ import pytest
 from kcl_pipeline.cli.worker import POLL_SECONDS, run_between_pauses
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import ApplicationPausedError
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity, Pause
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError

@@ -9,10 +9,9 @@ import pytest
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import setup as checks_module
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.losses import Loss
-from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus
-from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
+from kcl_pipeline.leases.application import ApplicationIdentity, Loss
+from kcl_pipeline.leases.coordinator import MigrationState
+from kcl_pipeline.leases.workers import PausedLease, WorkerMetrics, WorkerStatus
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import Position
 from tests.support.cli_fleet import run, run_json

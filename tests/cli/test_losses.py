@@ -6,8 +6,8 @@ import pytest
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.application.losses import Loss
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.application import Loss
+from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.position import Position
 from tests.support.cli_fleet import run, run_json
 

@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 
 from kcl_pipeline.aws import open_removals
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.deletion import Presence
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.local.faults import FaultRule

@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.control.pausing import drain
 from kcl_pipeline.errors import NotFoundError, SettingsError
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.operator_world import OperatorWorld
 

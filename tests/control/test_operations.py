@@ -14,10 +14,10 @@ from kcl_pipeline.control.context import OperationContext
 from kcl_pipeline.control.operations import OPERATIONS, OperationRequest
 from kcl_pipeline.errors import NotFoundError, SettingsError
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.application.losses import Loss
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.application import Loss
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import (

@@ -7,8 +7,8 @@ import pytest
 from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.errors import ApplicationInUseError, ApplicationPausedError, UnavailableError
 from kcl_pipeline.events import DrainRequested, LeaseMoved
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.application import Pause
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.operator_world import OperatorWorld
 

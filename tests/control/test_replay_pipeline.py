@@ -7,11 +7,7 @@ from datetime import timedelta
 
 from kcl_pipeline import DeltaSink, KinesisPipeline, StreamConfig
 from kcl_pipeline.control.replay import replay_pipeline
-from kcl_pipeline.leases.application.replay_record import (
-    ReplayRecord,
-    replay_from_text,
-    replay_text,
-)
+from kcl_pipeline.leases.application import ReplayRecord, replay_from_text, replay_text
 
 RECORD = ReplayRecord(1_000_000_000, 2_000_000_000)
 ORIGINAL = KinesisPipeline(

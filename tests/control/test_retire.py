@@ -18,10 +18,11 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.kinesis.fan_out.removal import RegisteredConsumer
-from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.application import Pause
+from kcl_pipeline.leases.codec import string
+from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.deletion import Presence, TableFound
-from kcl_pipeline.leases.lease.serialization import string
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.testing.sink import MemoryTable
 from tests.support.layouts import LayoutWorld
 from tests.support.operator_world import OperatorWorld

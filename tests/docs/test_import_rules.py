@@ -12,7 +12,7 @@ from importlinter.configuration import configure
 
 ROOT = Path(__file__).parents[2]
 VIOLATIONS = {
-    "layers": ("kcl_pipeline.leases.lease.values", "kcl_pipeline.kinesis.client"),
+    "layers": ("kcl_pipeline.leases.row", "kcl_pipeline.kinesis.client"),
     "cycles": ("kcl_pipeline.delta.files", "kcl_pipeline.delta.sink"),
     "dagster": ("kcl_pipeline.worker.worker", "dagster"),
     "dagster_order": (
@@ -23,13 +23,13 @@ VIOLATIONS = {
     "local": ("kcl_pipeline.worker.worker", "kcl_pipeline.testing.clock"),
     "testing": ("kcl_pipeline.testing.clock", "pytest"),
     "leader": ("kcl_pipeline.leader.cycle", "kcl_pipeline.delta.sink"),
-    "delta": ("kcl_pipeline.delta.sink", "kcl_pipeline.leases.lease.values"),
-    "spark": ("kcl_pipeline.spark.writer", "kcl_pipeline.leases.lease.values"),
+    "delta": ("kcl_pipeline.delta.sink", "kcl_pipeline.leases.row"),
+    "spark": ("kcl_pipeline.spark.writer", "kcl_pipeline.leases.row"),
     "spark_worker": ("kcl_pipeline.spark.data_source.feed", "kcl_pipeline.worker.worker"),
-    "input": ("kcl_pipeline.kinesis.reader", "kcl_pipeline.leases.lease.values"),
+    "input": ("kcl_pipeline.kinesis.reader", "kcl_pipeline.leases.row"),
     "planning": ("kcl_pipeline.planning.state", "kcl_pipeline.clock"),
     "metrics": ("kcl_pipeline.leases.writes", "kcl_pipeline.metrics.exporters"),
-    "layout": ("kcl_pipeline.worker.worker", "kcl_pipeline.leases.dynamodb.store"),
+    "layout": ("kcl_pipeline.worker.worker", "kcl_pipeline.leases.dynamodb"),
     "values": ("kcl_pipeline.events", "socket"),
 }
 

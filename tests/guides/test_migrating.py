@@ -9,8 +9,8 @@ import pytest
 
 from kcl_pipeline.cli.doctor.records import check_client_version
 from kcl_pipeline.leader import kcl2
-from kcl_pipeline.leases import migration
-from kcl_pipeline.leases.migration import CONFIG_3X
+from kcl_pipeline.leases import layout
+from kcl_pipeline.leases.layout import CONFIG_3X
 from kcl_pipeline.status.snapshot import Snapshot
 from tests.guides.snippets import ROOT
 from tests.support.java_fleet import COMPATIBLE, ROLLBACK, UPGRADE, V2, V3, Java3, Mixed
@@ -25,7 +25,7 @@ def short_times(monkeypatch):
     """The ten minutes of the page, and the minute in which processes follow."""
     monkeypatch.setattr(kcl2, "READY_SECONDS", READY)
     monkeypatch.setattr(kcl2, "CHECK_SECONDS", LOOK)
-    monkeypatch.setattr(migration, "LOOK_SECONDS", LOOK)
+    monkeypatch.setattr(layout, "LOOK_SECONDS", LOOK)
 
 
 def steps_of(chapter: str) -> dict[str, str | None]:

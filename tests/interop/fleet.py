@@ -20,7 +20,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.local.demo.processes import Processes
 
 from .java import JavaKcl

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.embedded import ROOT, working_folder
 from benchmarks.peers.setup import NotAvailable
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.leases.migration import (
+from kcl_pipeline.leases.layout import (
     LOOK_SECONDS,
     VERSION_2X,
     VERSION_3X_WITH_ROLLBACK,

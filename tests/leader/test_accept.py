@@ -11,7 +11,7 @@ from kcl_pipeline.errors import ApplicationInUseError
 from kcl_pipeline.events import RowRejected, ignore_events
 from kcl_pipeline.leader.accept import ApplicationChange
 from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.position import Position
 from tests.support.leader_world import World, settled
 

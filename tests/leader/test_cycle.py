@@ -16,7 +16,7 @@ from kcl_pipeline.events import (
     PlanMade,
 )
 from kcl_pipeline.leader.preview import preview
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState
+from kcl_pipeline.leases.coordinator import LeaderLock, MigrationState
 from tests.support.leader_world import World, settled
 
 

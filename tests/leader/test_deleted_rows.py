@@ -8,7 +8,7 @@ import pytest
 
 from kcl_pipeline.errors import SinkError, ThrottledError
 from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.stored import StoredPosition

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World

@@ -8,8 +8,8 @@ import pytest
 
 from kcl_pipeline.events import LeaseMoved, LeasesCreated
 from kcl_pipeline.leader.assign import how_to_move
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease

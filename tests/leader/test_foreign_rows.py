@@ -8,8 +8,7 @@ from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.events import CycleFailed, RowRejected
 from kcl_pipeline.leader.preview import preview
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.serialization import lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease, lease_to_item
 from kcl_pipeline.position import TRIM_HORIZON
 from tests.support.leader_world import World, settled
 

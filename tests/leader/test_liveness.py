@@ -11,8 +11,8 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import LATEST, SHARD_END
 
 SETTINGS = ConsumerSettings(application_name="orders", streams=("orders",))

@@ -15,7 +15,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, CycleFailed, LeadershipLost, LeaseDeleted
 from kcl_pipeline.leader.assign import is_local
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON
 from tests.support.leader_world import World, settled
 

@@ -12,7 +12,7 @@ from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, Lead
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import LeaderElected, LeadershipLost, RowRejected
 from kcl_pipeline.leader.lock import LeaderElection, lock_settings
-from kcl_pipeline.leases.tables import LeaderLock
+from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 

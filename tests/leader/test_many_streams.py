@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kcl_pipeline.leader.sync import LeaseMap
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId

@@ -9,8 +9,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.streams import Streams
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
+from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel

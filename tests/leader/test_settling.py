@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import LeaseMoved
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from tests.support.leader_world import World
 

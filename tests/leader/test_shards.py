@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from kcl_pipeline.events import HoleFound, LeaseDeleted
 from kcl_pipeline.leader.sync import missing_leases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled

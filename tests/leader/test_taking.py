@@ -11,7 +11,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import AwsTrouble, LeaseMoved, MoveRefused, PlanMade
 from kcl_pipeline.leader.kcl2 import LeaseTaker
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World

@@ -8,8 +8,8 @@ import pytest
 
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import CycleFailed, LeadershipLost, LeaseMoved
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.paging import ATTEMPTS, TOTAL_SECONDS
+from kcl_pipeline.leases.dynamodb import ATTEMPTS, TOTAL_SECONDS
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from tests.support.leader_world import World

@@ -8,7 +8,7 @@ import pytest
 
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerMetrics
 from tests.support.leader_fleet import LeaderFleet
 
 

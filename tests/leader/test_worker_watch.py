@@ -6,8 +6,8 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import LATEST
 
 SETTINGS = ConsumerSettings(application_name="orders", streams=("orders",))

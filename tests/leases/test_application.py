@@ -15,18 +15,19 @@ from kcl_pipeline.errors import (
     UnavailableError,
     UnreadableRowError,
 )
-from kcl_pipeline.leases.application.control import NOTHING_WANTED, Pause
-from kcl_pipeline.leases.application.identity import (
+from kcl_pipeline.leases.application import (
+    NOTHING_WANTED,
     ApplicationIdentity,
+    Pause,
+    RecordedStream,
     application_from_text,
     application_text,
     contradiction,
     successor,
 )
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.identity_check import check_application, ensure_application
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.tables import create_lease

@@ -15,7 +15,7 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.kinesis.aws_errors import kinesis_errors
-from kcl_pipeline.leases.aws_errors import call
+from kcl_pipeline.leases.dynamodb import call
 
 
 def raised_by(error):

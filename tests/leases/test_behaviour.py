@@ -5,7 +5,7 @@ See protocol §1.4 and appendix A.
 
 import pytest
 
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.tables import create_lease

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from kcl_pipeline.errors import IncompatibleTableError
-from kcl_pipeline.leases.migration import ensure_client_version, version_of_start
-from kcl_pipeline.leases.tables import MigrationState
+from kcl_pipeline.leases.coordinator import MigrationState
+from kcl_pipeline.leases.layout import ensure_client_version, version_of_start
 from tests.leases.test_state_tables import V3, migration_row
 
 # fixtures

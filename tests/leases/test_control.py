@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.application import Pause
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.workers import WorkerMetrics
 from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401
 
 ANN, BOB = Pause("ann", 1_000, "first"), Pause("bob", 2_000, "second")

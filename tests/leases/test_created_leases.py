@@ -3,9 +3,8 @@
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.lease.serialization import lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaderLock
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import Lease, lease_to_item
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.tables import create_lease

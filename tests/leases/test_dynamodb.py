@@ -8,7 +8,7 @@ from kcl_pipeline.errors import (
     IncompatibleTableError,
     UnavailableError,
 )
-from kcl_pipeline.leases.dynamodb.opening import open_dynamodb
+from kcl_pipeline.leases.dynamodb import open_dynamodb
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.dynamodb_tables import lease_table
 

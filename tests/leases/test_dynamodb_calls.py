@@ -12,10 +12,8 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.aws_errors import ConditionFailed, refused_condition
-from kcl_pipeline.leases.dynamodb.opening import lease_store
-from kcl_pipeline.leases.dynamodb.store import Expression
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.dynamodb import ConditionFailed, Expression, lease_store, refused_condition
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Equals, Present
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.local.faults import FaultRule

@@ -19,15 +19,10 @@ from kcl_pipeline.config import ConsumerSettings, LeaseSettings
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import AwsError, SettingsError, UnreadableRowError
 from kcl_pipeline.events import RowRejected
+from kcl_pipeline.leases.coordinator import lock_from_item, migration_from_item
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.serialization import is_lease, lease_from_item
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.serialization import (
-    is_worker,
-    lock_from_item,
-    migration_from_item,
-    worker_from_item,
-)
+from kcl_pipeline.leases.row import Lease, is_lease, lease_from_item
+from kcl_pipeline.leases.workers import is_worker, worker_from_item
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock

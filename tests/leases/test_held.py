@@ -8,7 +8,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import AccessDeniedError, LeaseLostError, ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble, DefectFound, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.row_store import no_hook
 from kcl_pipeline.testing.tables import create_lease

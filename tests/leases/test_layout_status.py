@@ -4,10 +4,11 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import IncompatibleTableError, NotFoundError, UnreadableRowError
-from kcl_pipeline.leases.application.control import Control, Pause
-from kcl_pipeline.leases.dynamodb.opening import open_dynamodb
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.application import Control, Pause
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.dynamodb import open_dynamodb
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.layouts import LayoutWorld
 from tests.support.lease_tables import FRESH

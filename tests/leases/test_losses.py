@@ -9,14 +9,8 @@ import pytest
 
 from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
-from kcl_pipeline.leases.application.losses import (
-    MAX_TEXT,
-    Loss,
-    Losses,
-    losses_from_text,
-    losses_text,
-)
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.application import MAX_LOSSES, Loss, Losses, losses_from_text, losses_text
+from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.position import Position
 
 # fixtures
@@ -97,7 +91,7 @@ def test_without_the_row_nothing_is_written(tables):
 @pytest.mark.parametrize(
     "value",
     [
-        *("", "[]", "x" * (MAX_TEXT + 1), '{"count": -1}'),
+        *("", "[]", "x" * (MAX_LOSSES + 1), '{"count": -1}'),
         '{"count": 1}',  # without the last loss
         losses_text(NONE.with_losses([lost()])).replace('"acknowledged":0', '"acknowledged":2'),
     ],
@@ -161,6 +155,6 @@ def test_the_longest_names_fit_into_the_record():
         restore = TableRestored(2**63 - 1, text, text)
         losses = losses.with_losses([Loss.of(restore, 1), Loss.of(event, 1)])
         losses = losses.with_acknowledged(losses, 2_000)
-        assert len(losses_text(losses)) <= MAX_TEXT
+        assert len(losses_text(losses)) <= MAX_LOSSES
         assert losses_from_text(losses_text(losses)) == losses
         assert losses.sentence.isprintable()

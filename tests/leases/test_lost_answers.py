@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.tables import create_lease

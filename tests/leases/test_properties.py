@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.lease.serialization import is_lease, lease_from_item, lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease, is_lease, lease_from_item, lease_to_item
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import create_lease

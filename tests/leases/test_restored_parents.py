@@ -5,8 +5,7 @@ proves that no leader has deleted them.
 import pytest
 
 from kcl_pipeline.errors import LeaseLostError, UnavailableError
-from kcl_pipeline.leases.lease.serialization import lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease, lease_to_item
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.tables import create_lease

@@ -6,13 +6,10 @@ import pytest
 
 from kcl_pipeline.config import LeaderSettings
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.attributes import MAX_COUNTER, MAX_RELATED_SHARDS
-from kcl_pipeline.leases.lease.serialization import (
-    MAX_THROUGHPUT_KBPS,
-    lease_from_item,
-    lease_to_item,
-)
-from kcl_pipeline.leases.state.serialization import lock_from_item, worker_from_item
+from kcl_pipeline.leases.codec import MAX_COUNTER, MAX_RELATED_SHARDS
+from kcl_pipeline.leases.coordinator import lock_from_item
+from kcl_pipeline.leases.row import MAX_THROUGHPUT_KBPS, lease_from_item, lease_to_item
+from kcl_pipeline.leases.workers import worker_from_item
 from kcl_pipeline.text import printable
 
 KEY = "shardId-000000000001"

@@ -10,13 +10,12 @@ from kcl_pipeline.errors import (
     SettingsError,
     UnavailableError,
 )
-from kcl_pipeline.leases.application.control import Control, Pause
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.dynamodb.deletion import deletions
-from kcl_pipeline.leases.dynamodb.opening import open_dynamodb
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.application import ApplicationIdentity, Control, Pause
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.dynamodb import deletions, open_dynamodb
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.layouts import LEGACY_STATE, LEGACY_WORKERS, LayoutWorld

@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
+from kcl_pipeline.leases.coordinator import LeaderLock, MigrationState
+from kcl_pipeline.leases.workers import WorkerMetrics
 
 # fixtures
 from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401

@@ -15,9 +15,8 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.aws_errors import TransactionRefused, refused_condition
-from kcl_pipeline.leases.lease.serialization import lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.dynamodb import TransactionRefused, refused_condition
+from kcl_pipeline.leases.row import Lease, lease_to_item
 from kcl_pipeline.leases.store import Differs
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import HashKeyRange

@@ -4,7 +4,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_pipeline.errors import AwsError
-from kcl_pipeline.leases.dynamodb.deletion import delete_tables
+from kcl_pipeline.leases.dynamodb import delete_tables
 
 
 class Client:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.recorded_stream import (
+from kcl_pipeline.leases.application import (
+    ApplicationIdentity,
     InitialPositions,
     RecordedStream,
     streams_to_read,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.capacity import size_of
-from kcl_pipeline.leases.lease.serialization import string
-from kcl_pipeline.leases.state.serialization import STATUS, worker_attributes
-from kcl_pipeline.leases.state.worker_status import (
+from kcl_pipeline.leases.codec import string
+from kcl_pipeline.leases.workers import (
     MAX_LAGS,
     MAX_PAUSED,
     MAX_STREAMS,
+    STATUS,
     HungState,
     LeaseLag,
     PausedLease,
     StreamLag,
     UnavailableStream,
+    WorkerMetrics,
     WorkerStatus,
     WorkerTotals,
     furthest_behind,
@@ -23,8 +24,8 @@ from kcl_pipeline.leases.state.worker_status import (
     other_lags,
     status_of,
     status_text,
+    worker_attributes,
 )
-from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
 from kcl_pipeline.version import __version__
 from tests.support.worker_world import World, numbered

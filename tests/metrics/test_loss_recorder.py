@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline import events as ev
 from kcl_pipeline.errors import ThrottledError
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.metrics import loss_recorder
 from kcl_pipeline.metrics.loss_recorder import LossRecorder, recording_losses
 from kcl_pipeline.position import Position

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.metrics.reporter import FIRST_SAMPLE_SECONDS, WorkerMetricsReporter, round_half_up
 from kcl_pipeline.planning.state import is_failing
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import ShardSyncError
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.cleanup import completed_leases
 from kcl_pipeline.planning.shard_sync import (
     child_leases,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.config import AssignmentSettings
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.planning.state import (
     Observation,
     is_failing,

@@ -13,19 +13,19 @@ from kcl_pipeline.errors import (
     UnreadableRowError,
 )
 from kcl_pipeline.events import LossReason
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.losses import Loss, Losses
-from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.state.worker_status import (
+from kcl_pipeline.leases.application import Loss, Losses, Pause
+from kcl_pipeline.leases.coordinator import LeaderLock, UnreadableLock
+from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.workers import (
     HungState,
     LeaseLag,
     PausedLease,
     StalledLease,
     UnavailableStream,
+    WorkerMetrics,
     WorkerStatus,
     WorkerTotals,
 )
-from kcl_pipeline.leases.tables import LeaderLock, UnreadableLock, WorkerMetrics
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, StreamId
 from kcl_pipeline.status.findings import ADVICE_ON_RUNS, CheckName, FindingLevel, findings_of, worst

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.status.frames import lease_frame, records, worker_frame
 from kcl_pipeline.status.rows import lease_rows, worker_rows

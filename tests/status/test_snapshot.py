@@ -8,8 +8,9 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import Position
 from kcl_pipeline.status.findings import FindingLevel, findings_of
 from kcl_pipeline.status.limits import CheckLimits

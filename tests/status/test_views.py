@@ -17,18 +17,17 @@ from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli import app
 from kcl_pipeline.errors import AwsError, ThrottledError
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.losses import Loss
-from kcl_pipeline.leases.lease.serialization import string
-from kcl_pipeline.leases.state.worker_status import (
+from kcl_pipeline.leases.application import ApplicationIdentity, Loss, Pause
+from kcl_pipeline.leases.codec import string
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.workers import (
     HungState,
     LeaseLag,
     PausedLease,
     StalledLease,
+    WorkerMetrics,
     WorkerStatus,
 )
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.orchestration import checks as checks_module
 from kcl_pipeline.orchestration.checks import build_checks

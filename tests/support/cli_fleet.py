@@ -12,8 +12,9 @@ from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis, open_tabl
 from kcl_pipeline.cli import app
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
+from kcl_pipeline.leases.coordinator import LeaderLock, MigrationState
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
 

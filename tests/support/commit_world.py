@@ -12,7 +12,7 @@ import pytest
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import serial_map
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId

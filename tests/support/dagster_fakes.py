@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.assign import CycleReport, StreamCoverage
-from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
-from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
+from kcl_pipeline.leases.row import BadRow, Lease, LeaseListing
+from kcl_pipeline.leases.workers import WorkerListing, WorkerMetrics
 from kcl_pipeline.orchestration.names import Names
 from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.orchestration.supervision import CountedWorkers

@@ -1,7 +1,7 @@
 """Lease tables on the embedded DynamoDB."""
 
 from kcl_pipeline.config import LeaseSettings, TableSettings
-from kcl_pipeline.leases.dynamodb.opening import lease_store
+from kcl_pipeline.leases.dynamodb import lease_store
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.lease_tables import (  # noqa: F401

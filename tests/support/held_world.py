@@ -5,7 +5,7 @@ import pytest
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease

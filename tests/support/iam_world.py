@@ -16,8 +16,9 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AwsTrouble, CycleFailed
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import Fault
 from kcl_pipeline.pipeline import KinesisPipeline

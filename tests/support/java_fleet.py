@@ -10,8 +10,8 @@ from random import Random
 
 from kcl_pipeline.events import ClientVersionChanged
 from kcl_pipeline.leader.kcl2 import LeaseTaker
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.worker.test_coordination import Fleet

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kcl_pipeline.leases.layout.layout import Layout
-from kcl_pipeline.leases.layout.opening import Tables, open_rows
+from kcl_pipeline.leases.layout import Layout, Tables, open_rows
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.row_store import MemoryStore
 

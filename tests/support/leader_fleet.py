@@ -12,7 +12,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
 from kcl_pipeline.events import LeaderElected, LeadershipLost
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.orchestration.leader import run_cycles
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel

@@ -9,12 +9,10 @@ import pytest
 from kcl_pipeline.aws.configs import dynamodb_config
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, TableSettings
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.dynamodb.opening import lease_store
-from kcl_pipeline.leases.dynamodb.schema import TableShape
-from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
-from kcl_pipeline.leases.state.worker_rows import WorkerRows
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.dynamodb import DynamoDbStore, TableShape, lease_store
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.local.server import EmbeddedAws
@@ -94,8 +92,8 @@ class DynamoTables:
         self.leases = LeaseTable(
             lease_store(client, self.app, TableSettings(), LeaseSettings(), self.clock)
         )
-        self.workers = WorkerRows(self._store(f"{self.app}-WorkerMetricStats", "wid"))
-        self.coordinator = CoordinatorRows(self._store(f"{self.app}-CoordinatorState", "key"))
+        self.workers = WorkerMetricsTable(self._store(f"{self.app}-WorkerMetricStats", "wid"))
+        self.coordinator = CoordinatorStateTable(self._store(f"{self.app}-CoordinatorState", "key"))
         if exists:
             for table in (self.leases, self.workers, self.coordinator):
                 table.ensure_exists()

@@ -17,7 +17,7 @@ import pytest
 from dagster import DagsterEventType as Kind
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus, WorkerTotals
+from kcl_pipeline.leases.workers import PausedLease, WorkerStatus, WorkerTotals
 from kcl_pipeline.orchestration.runs import ACTIVE
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, leases, worker
 from tests.support.sensor_stage import Stage

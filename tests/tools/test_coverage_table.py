@@ -18,8 +18,8 @@ def counts(lines: int, of: int, branches: int, of_branches: int) -> dict[str, di
 
 def test_files_are_summed_by_package() -> None:
     files = {
-        "kcl_pipeline/leases/lease/values.py": counts(9, 10, 2, 4),
-        "kcl_pipeline/leases/held/lease.py": counts(10, 10, 4, 4),
+        "kcl_pipeline/leases/row.py": counts(9, 10, 2, 4),
+        "kcl_pipeline/leases/held.py": counts(10, 10, 4, 4),
         "kcl_pipeline/text.py": counts(5, 5, 0, 0),
     }
     assert table({"files": files}).splitlines() == [

@@ -1,6 +1,6 @@
 """Checks of the simulation on shards that begin at LATEST, and on deleted rows."""
 
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease

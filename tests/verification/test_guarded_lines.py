@@ -11,7 +11,7 @@ from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition

@@ -13,7 +13,7 @@ from _pytest.mark import ParameterSet
 from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.leases import writes as lease_rows
 from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import PreparedBatch

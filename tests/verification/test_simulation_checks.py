@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kcl_pipeline.batch import DataFile
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock

@@ -13,7 +13,7 @@ from kcl_pipeline.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.worker.watch import StallWatch
 from verification.simulation import StormOptions, world

@@ -9,8 +9,8 @@ import pytest
 from kcl_pipeline.background import Background
 from kcl_pipeline.errors import OtherApplicationError, ThrottledError, UnreadableRowError
 from kcl_pipeline.events import AwsTrouble, WorkerIdShared
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.summary import StopReason

@@ -10,8 +10,8 @@ import pytest
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.application import RecordedStream
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import LeaseStreams

@@ -8,7 +8,7 @@ import pytest
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import BatchCommitted
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.worker_world import World

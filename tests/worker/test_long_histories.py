@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.clock import VirtualClock

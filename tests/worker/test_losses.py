@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.errors import NotFoundError, UnavailableError
 from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState

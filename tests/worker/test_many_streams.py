@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kcl_pipeline.events import LeadershipLost
-from kcl_pipeline.leases.lease.serialization import CHECKPOINT, OWNER
+from kcl_pipeline.leases.row import CHECKPOINT, OWNER
 from tests.support.streams_world import StreamsWorld
 
 STREAMS = tuple(f"s{number:03}" for number in range(200))

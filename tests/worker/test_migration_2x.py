@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline.errors import InvalidRequestError, NotFoundError
 from kcl_pipeline.events import LeaseMoved
 from kcl_pipeline.leader import kcl2
-from kcl_pipeline.leases import migration
+from kcl_pipeline.leases import layout
 from tests.support.java_fleet import COMPATIBLE, ROLLBACK, UPGRADE, V2, V3, Mixed
 from tests.support.worker_world import numbered
 
@@ -17,14 +17,14 @@ READY, LOOK = 100.0, 10.0
 
 def test_the_times_are_those_of_kcl():
     assert kcl2.READY_SECONDS == 600
-    assert kcl2.CHECK_SECONDS == migration.LOOK_SECONDS == 60
+    assert kcl2.CHECK_SECONDS == layout.LOOK_SECONDS == 60
 
 
 @pytest.fixture
 def short_times(monkeypatch):
     monkeypatch.setattr(kcl2, "READY_SECONDS", READY)
     monkeypatch.setattr(kcl2, "CHECK_SECONDS", LOOK)
-    monkeypatch.setattr(migration, "LOOK_SECONDS", LOOK)
+    monkeypatch.setattr(layout, "LOOK_SECONDS", LOOK)
 
 
 @pytest.fixture

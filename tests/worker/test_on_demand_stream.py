@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kcl_pipeline.events import RecordsLost, ShardStalled
-from kcl_pipeline.leases.lease.serialization import CHECKPOINT, OWNER
+from kcl_pipeline.leases.row import CHECKPOINT, OWNER
 from tests.support.streams_world import StreamsWorld
 
 STREAM = "orders"

@@ -17,7 +17,7 @@ from kcl_pipeline.events import (
     RecordsLost,
 )
 from kcl_pipeline.kinesis.identity import REFUSAL_KEPT_SECONDS
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Entry, shard_key

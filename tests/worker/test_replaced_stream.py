@@ -10,8 +10,8 @@ import pytest
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.events import LeaseDeleted, RecordsLost
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.application import RecordedStream
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId

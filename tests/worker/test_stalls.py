@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline.errors import SinkError, ThrottledError, UnavailableError
 from kcl_pipeline.events import HandoffCompleted, LeaseMoved, ShardEnded, ShardStalled, StallStep
 from kcl_pipeline.kinesis.prefetch import ReadState
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker import commit

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import LATEST
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.worker_world import World

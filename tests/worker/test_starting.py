@@ -17,7 +17,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableError
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.testing.clock import VirtualClock

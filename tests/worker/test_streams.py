@@ -10,8 +10,8 @@ import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError
 from kcl_pipeline.events import AwsTrouble, LeadershipLost, StreamsDiffer, StreamUnavailable
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.application import RecordedStream
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.streams_world import ForbiddenStreams, StreamsWorld

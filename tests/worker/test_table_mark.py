@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import LeaseLostError, OtherTableError, UnavailableError
 from kcl_pipeline.events import ShardPaused, ShardResumed
-from kcl_pipeline.leases.lease import serialization as rows
-from kcl_pipeline.leases.lease.serialization import lease_from_item, lease_to_item
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases import row as rows
+from kcl_pipeline.leases.row import Lease, lease_from_item, lease_to_item
 from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.leases.writes import LeaseSeek
 from kcl_pipeline.position import TRIM_HORIZON, Position

@@ -14,7 +14,7 @@ from kcl_pipeline.aws.configs import MIN_TIMEOUT_SECONDS, dynamodb_config
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import AwsTrouble, DefectFound, ShardStalled
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.testing.clock import ShiftedClock

@@ -23,7 +23,7 @@ from typing import Final
 
 from kcl_pipeline.config import InitialPosition
 from kcl_pipeline.events import Event, RecordsLost
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.cleanup import completed_leases, has_started
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryTable

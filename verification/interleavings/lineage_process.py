@@ -13,10 +13,11 @@ from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import SinkShards
-from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.sinks.sink import Positions

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kcl_pipeline.batch import Batch, Written
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.sink import Sink
 from kcl_pipeline.testing.sink import FaultHook, LogEntry

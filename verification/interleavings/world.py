@@ -30,8 +30,7 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import Event, EventSink, ignore_events
 from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease.serialization import lease_from_item
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease, lease_from_item
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId

@@ -10,17 +10,17 @@ from kcl_pipeline.cli.doctor.setup import ok, problem, warning
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError, OtherApplicationError, UnreadableRowError
 from kcl_pipeline.leader.kcl2 import READY_SECONDS
-from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
-from kcl_pipeline.leases.layout.layout import Layout
-from kcl_pipeline.leases.migration import (
+from kcl_pipeline.leases.application import ApplicationIdentity, successor
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.layout import (
     CONFIG_3X,
     VERSION_2X,
     VERSION_3X,
     VERSION_3X_WITH_ROLLBACK,
     VERSION_INIT,
     VERSION_UPGRADE_FROM_2X,
+    Layout,
 )
-from kcl_pipeline.leases.tables import CoordinatorStateTable
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.status.findings import Finding
 from kcl_pipeline.status.snapshot import Snapshot

@@ -10,7 +10,7 @@ from kcl_pipeline.cli.doctor.records import check_application, check_client_vers
 from kcl_pipeline.cli.doctor.setup import check_metrics, ok, problem, unknown
 from kcl_pipeline.cli.target import Target
 from kcl_pipeline.errors import AwsError, KclError, SettingsError
-from kcl_pipeline.leases.application.recorded_stream import streams_to_read
+from kcl_pipeline.leases.application import streams_to_read
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.settings_errors import without_credentials
 from kcl_pipeline.shards import StreamId

@@ -25,9 +25,8 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.extras import MODULES, is_installed
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams import SelectStreams, selected_streams
-from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
-from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
-from kcl_pipeline.leases.layout.layout import TableUse
+from kcl_pipeline.leases.dynamodb import OWNER_INDEX, ConditionFailed, TransactionRefused, call
+from kcl_pipeline.leases.layout import TableUse
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.status.findings import Finding, FindingLevel

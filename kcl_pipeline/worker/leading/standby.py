@@ -9,8 +9,8 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.store import MapCallable
+from kcl_pipeline.leases.workers import UnavailableStream
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 _WATCHER_SECONDS: Final = 0.5

@@ -48,8 +48,7 @@ from kcl_pipeline.events import (
     StreamUnavailable,
 )
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.leases.lease.rejected import RejectedRows
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease, RejectedRows
 from kcl_pipeline.planning.coverage import find_hole
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import Shard, StreamId

@@ -16,10 +16,8 @@ from botocore.awsrequest import AWSResponse
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import TableSettings
 from kcl_pipeline.errors import AwsError
-from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
-from kcl_pipeline.leases.dynamodb.schema import TableShape
-from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.dynamodb import OWNER_INDEX, DynamoDbStore, TableShape
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease

@@ -16,9 +16,8 @@ from typer.testing import CliRunner, Result
 from kcl_pipeline import events as ev
 from kcl_pipeline.cli import app, show
 from kcl_pipeline.cli.target import Target
-from kcl_pipeline.leases.layout.layout import Layout
-from kcl_pipeline.leases.layout.opening import Tables
-from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.layout import Layout, Tables
+from kcl_pipeline.leases.row import BadRow
 from kcl_pipeline.metrics.exporters import text_of
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis

@@ -7,13 +7,9 @@ from random import Random
 from typing import Any, Final
 
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.lease.serialization import is_lease, lease_from_item
-from kcl_pipeline.leases.state.serialization import (
-    is_worker,
-    lock_from_item,
-    migration_from_item,
-    worker_from_item,
-)
+from kcl_pipeline.leases.coordinator import lock_from_item, migration_from_item
+from kcl_pipeline.leases.row import is_lease, lease_from_item
+from kcl_pipeline.leases.workers import is_worker, worker_from_item
 from tests.fuzz import values
 from tests.fuzz.boundary import Boundary
 

@@ -13,19 +13,17 @@ from kcl_pipeline.cli.target import target
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError, SettingsError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.application.identity import (
+from kcl_pipeline.leases.application import (
     ApplicationIdentity,
-    application_from_text,
-    application_text,
-    successor,
-)
-from kcl_pipeline.leases.application.losses import (
     Loss,
     Losses,
+    RecordedStream,
+    application_from_text,
+    application_text,
     losses_from_text,
     losses_text,
+    successor,
 )
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.settings_errors import setting_names
 from kcl_pipeline.spark.data_source.options import SourceOptions, parse_options
 from tests.fuzz import values

@@ -7,7 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from kcl_pipeline.leases.state.worker_status import LeaseLag, PausedLease, WorkerStatus
+from kcl_pipeline.leases.workers import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.orchestration.checks import build_checks, dead_letters_last_hour, verdicts
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.names import Names

@@ -9,7 +9,7 @@ import typer
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.cli import app
 from kcl_pipeline.control.operations import OPERATIONS
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.orchestration.names import python_name
 from kcl_pipeline.position import LATEST, TRIM_HORIZON

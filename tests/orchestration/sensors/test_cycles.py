@@ -11,7 +11,7 @@ import pytest
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.application import Pause
 from kcl_pipeline.orchestration.leader import (
     LONGEST_SECONDS,
     START_SECONDS,

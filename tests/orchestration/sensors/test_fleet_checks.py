@@ -8,7 +8,7 @@ import dagster as dg
 
 from kcl_pipeline.errors import NotFoundError, ThrottledError
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.state.worker_status import LeaseLag, WorkerStatus, WorkerTotals
+from kcl_pipeline.leases.workers import LeaseLag, WorkerStatus, WorkerTotals
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker

@@ -10,10 +10,10 @@ import dagster as dg
 
 from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost, TableRestored
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.application.losses import Loss
-from kcl_pipeline.leases.lease.values import BadRow
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
+from kcl_pipeline.leases.application import Loss
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.row import BadRow
+from kcl_pipeline.leases.workers import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.leader import owner_name
 from kcl_pipeline.orchestration.options import DagsterOptions

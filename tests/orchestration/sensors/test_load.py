@@ -9,13 +9,13 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.state.worker_status import (
+from kcl_pipeline.leases.workers import (
     HungState,
     LeaseLag,
     PausedLease,
+    WorkerMetrics,
     WorkerStatus,
 )
-from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.orchestration.supervision import (
     LONGEST_CALM_SECONDS,

@@ -10,14 +10,14 @@ import dagster as dg
 import pytest
 from msgspec import structs
 
-from kcl_pipeline.leases.state.worker_status import (
+from kcl_pipeline.leases.workers import (
     LeaseLag,
+    WorkerMetrics,
     WorkerStatus,
     WorkerTotals,
     furthest_behind,
     other_lags,
 )
-from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.orchestration.reports import (
     FleetTotals,
     lag_percentiles,

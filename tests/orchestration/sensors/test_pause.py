@@ -10,8 +10,8 @@ import pytest
 
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.application.control import Pause
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.application import Pause
+from kcl_pipeline.leases.layout import ensure_client_version
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,

@@ -7,7 +7,7 @@ import pytest
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.row import BadRow
 from kcl_pipeline.orchestration.runs import RunView, silence_limit_seconds
 from kcl_pipeline.orchestration.supervision import (
     MISSING_ROW_SECONDS,

@@ -6,8 +6,8 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus, WorkerTotals
+from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import PausedLease, WorkerStatus, WorkerTotals
 from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.orchestration.supervision import (
     STAGGER,

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import dagster as dg
 
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.recorded_stream import RecordedStream
-from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.state.worker_status import StreamLag, UnavailableStream, WorkerStatus
+from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
+from kcl_pipeline.leases.layout import ensure_client_version
+from kcl_pipeline.leases.workers import StreamLag, UnavailableStream, WorkerStatus
 from kcl_pipeline.orchestration.definitions import build_definitions
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)

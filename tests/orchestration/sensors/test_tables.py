@@ -7,13 +7,7 @@ from dataclasses import replace
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.state.worker_status import (
-    HungState,
-    LeaseLag,
-    PausedLease,
-    WorkerStatus,
-    WorkerTotals,
-)
+from kcl_pipeline.leases.workers import HungState, LeaseLag, PausedLease, WorkerStatus, WorkerTotals
 from kcl_pipeline.orchestration.leader import CheckpointAges
 from kcl_pipeline.orchestration.reports import (
     lease_table,

@@ -25,7 +25,7 @@ from kcl_pipeline.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from verification.simulation.checks.leases import BrokenInvariantError
 from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
 

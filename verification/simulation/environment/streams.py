@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
 from kcl_pipeline.testing.kinesis.stream import Stream

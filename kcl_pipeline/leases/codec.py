@@ -1,4 +1,4 @@
-"""Read the attributes of rows strictly and within limits.
+"""Read the attributes of rows strictly and within limits, and write them.
 
 Any client with access to the tables may have written a row. So type, length, range, count and
 characters of every attribute that is used are checked here. A violation is a `ValueError` whose
@@ -9,16 +9,16 @@ Attributes that this package does not know are ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.store import Item
+from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.text import printable
 
 MAX_LONG: Final = 2**63 - 1
@@ -303,3 +303,46 @@ def record_of(text: str, kind: type[_T], name: str, most: int, advice: str) -> _
 def _value(item: Item, name: str, kind: str) -> Any:
     attribute: Any = item.get(name)
     return attribute.get(kind) if isinstance(attribute, dict) else None
+
+
+LEADER_KEY: Final = "Leader"
+MIGRATION_KEY: Final = "Migration3.0"
+TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
+COORDINATOR_KEYS: Final = (LEADER_KEY, TABLE_MIGRATION_KEY, MIGRATION_KEY)
+"""All of them. The last one has the pause, so it is deleted last."""
+
+_MICRO: Final = Decimal("0.000001")
+
+
+def string(value: str) -> AttributeValue:
+    """Return an S attribute. Raise `ValueError` for an empty string, which KCL does not use."""
+    if not value:
+        raise ValueError("an empty string cannot be an attribute of a row")
+    return {"S": value}
+
+
+def number(value: float) -> AttributeValue:
+    """Return an N attribute with at most six decimals, rounded half up, without trailing zeros.
+
+    Raises:
+        ValueError: The number is not finite.
+    """
+    if type(value) is int:
+        return {"N": str(value)}
+    exact = Decimal(repr(value))
+    if not exact.is_finite():
+        raise ValueError(f"{value} cannot be stored as a number")
+    rounded = exact.quantize(_MICRO, ROUND_HALF_UP).normalize()
+    return {"N": format(rounded, "f") if rounded else "0"}
+
+
+def string_set(values: Iterable[str]) -> AttributeValue:
+    """Return an SS attribute with sorted values, so that equal sets are equal.
+
+    Raises:
+        ValueError: There is no value, or an empty one. DynamoDB has no empty sets.
+    """
+    texts = sorted(set(values))
+    if not texts or not all(texts):
+        raise ValueError("a string set needs at least one string, and no empty one")
+    return {"SS": texts}

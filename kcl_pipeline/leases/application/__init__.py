@@ -1,1 +1,0 @@
-"""What is recorded of an application: identity, streams, losses, replays and requests."""

@@ -1,1 +1,0 @@
-"""Implement the three tables in DynamoDB."""

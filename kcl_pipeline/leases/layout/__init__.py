@@ -1,1 +1,0 @@
-"""Where the rows of an application are: in three tables, or in the single table of KCL 3.5."""

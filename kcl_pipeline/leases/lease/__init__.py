@@ -1,1 +1,0 @@
-"""Leases: their values, their rows, and the conditional writes of rows."""

@@ -1,1 +1,0 @@
-"""Rows of workers and of the coordinator: their values and their conditional writes."""

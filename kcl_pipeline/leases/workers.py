@@ -1,0 +1,687 @@
+"""The worker metrics rows (protocol §2), with the status that each worker of ours reports.
+
+The status is one attribute of ours with a small JSON document, which Java readers ignore. Every
+report writes it, so the command line and the leader see a worker whose processing thread does not
+respond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import structs
+
+from kcl_pipeline.errors import NotFoundError, UnreadableRowError, WorkerIdTakenError
+from kcl_pipeline.leases.codec import (
+    MAX_KEY_BYTES,
+    checked_name,
+    float_of,
+    int_of,
+    list_of,
+    map_of,
+    name_of,
+    number,
+    readable,
+    required,
+    string,
+    text_of,
+)
+from kcl_pipeline.leases.row import ENTITY_TYPE, BadRow
+from kcl_pipeline.leases.store import (
+    AbsentOrEquals,
+    AttributeValue,
+    Changes,
+    Equals,
+    Item,
+    Present,
+    RowStore,
+)
+from kcl_pipeline.text import printable
+
+MAX_PAUSED: Final = 20
+"""Largest number of paused leases in a row (our own limit).
+
+`WorkerStatus.paused_leases` is the total number.
+"""
+MAX_STALLED: Final = 10
+"""Largest number of stalled leases in a row (our own limit): those that stand still longest."""
+MAX_LAGS: Final = 20
+"""Largest number of leases with their lag in a row (our own limit): those with the largest lag."""
+SMALL_LAGS: Final = 10
+"""How many lags up to `SMALL_LAG_MILLIS` a row lists, so that it has less than 1 KB (one WCU)."""
+SMALL_LAG_MILLIS: Final = 10_000
+MAX_UNAVAILABLE: Final = 20
+"""Largest number of unavailable streams in a row (our own limit)."""
+MAX_STREAMS: Final = 100
+"""Largest number of streams with their lag in a row (our own limit): those with the largest lag."""
+MAX_REASON_CHARACTERS: Final = 200
+MAX_VERSION_CHARACTERS: Final = 64
+_MAX_CHARACTERS: Final = 64 * 1024
+_MAX_KEY: Final = 2048
+_MAX_STEP: Final = 40
+_MAX_COUNT: Final = 2**31 - 1
+_MAX_LARGE: Final = 2**63 - 1
+
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
+_Reason = Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Large = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LARGE)]
+"""Milliseconds, or a counter that only grows."""
+
+
+class PausedLease(msgspec.Struct, frozen=True, rename="camel"):
+    """A lease whose shard has been paused for `seconds` (see `events.ShardPaused`)."""
+
+    lease_key: _Key
+    reason: _Reason
+    seconds: _Seconds
+
+
+class StalledLease(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A held lease whose shard has made no progress (see `events.ShardStalled`).
+
+    Attributes:
+        lease_key: The lease.
+        step: What it waits for (a value of `events.StallStep`).
+        seconds: Time since the last progress.
+        error: The error of the last attempt. None: there was none.
+    """
+
+    lease_key: _Key
+    step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
+    seconds: _Seconds
+    error: _Reason | None = None
+
+
+class LeaseLag(msgspec.Struct, frozen=True, rename="camel"):
+    """The age of the oldest record of a lease that is not committed, in milliseconds."""
+
+    lease_key: _Key
+    millis: _Large
+
+
+class StreamLag(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The lag of one stream in one worker.
+
+    Attributes:
+        stream: The stream in the lease keys (`account:name:epoch`).
+        millis: Age of its oldest record that is not committed. None: unknown.
+        unknown: Number of its leases whose lag is unknown.
+    """
+
+    stream: _Key
+    millis: _Large | None = None
+    unknown: _Count = 0
+
+
+class UnavailableStream(msgspec.Struct, frozen=True, rename="camel"):
+    """A stream that is missing or forbidden, so that its shards cannot be listed or read.
+
+    Attributes:
+        stream: Name or ARN, as in the settings or in the recorded identity.
+        reason: The error.
+    """
+
+    stream: _Key
+    reason: _Reason
+
+
+class HungState(msgspec.Struct, frozen=True, rename="camel"):
+    """The processing thread of a worker has made no progress while records wait.
+
+    Attributes:
+        step: What it does (a value of `events.HangStep`).
+        seconds: Time since the step began.
+        leases: Number of held leases that may have records that are not committed.
+    """
+
+    step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
+    seconds: _Seconds
+    leases: _Count = 0
+
+
+class WorkerTotals(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What a worker has committed since it started, and its recent durations.
+
+    The counters only grow while the process lives. Two rows of one process can be subtracted.
+
+    Attributes:
+        seconds: Since the worker started, by its own clock.
+        records: Records in committed batches, including dead letters.
+        bytes: Payload that was read for them.
+        rows: Rows written.
+        batches: Batches committed.
+        last_batch_seconds: Age of the last committed batch. None: no batch yet.
+        commit_millis_p99: Time to write and commit a batch, over the last five minutes.
+        put_to_commit_millis_p99: Time from the arrival of a record in Kinesis to its commit, over
+            the last five minutes.
+        table_version: Version of the table after the last batch.
+    """
+
+    seconds: _Seconds = 0.0
+    records: _Large = 0
+    bytes: _Large = 0
+    rows: _Large = 0
+    batches: _Large = 0
+    last_batch_seconds: _Seconds | None = None
+    commit_millis_p99: _Large | None = None
+    put_to_commit_millis_p99: _Large | None = None
+    table_version: _Large | None = None
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The status of a worker.
+
+    Attributes:
+        lag_millis: Age of its oldest record that is not committed. None: unknown.
+        unknown_lags: Number of leases whose lag is unknown.
+        paused: The first paused leases.
+        paused_leases: Number of paused leases.
+        lags: The leases with the largest lag, largest first; at most `MAX_LAGS`, and at most
+            `SMALL_LAGS` if the others are small.
+        dead_letters: Records that were written as dead letters or skipped since the worker started.
+        failed_batches: Batches in a row that the sink refused.
+        failure: Why the sink refused the last batch. None: it accepted it.
+        unavailable: Streams that the leader in this worker could not use in its last cycle; at
+            most `MAX_UNAVAILABLE`. None: the worker does not lead.
+        totals: What it has committed. None: it has not reported any.
+        version: Version of this package in the worker. None: unknown.
+        more_lags: Number of leases with a known lag that are not in `lags`.
+        more_lags_millis: The median of their lags. None: `more_lags` is 0.
+        streams: The lag by stream, with several streams; at most `MAX_STREAMS`.
+        hung: Set while the worker is hung. None: it is not.
+        stalled: The leases that make no progress, those that stand still longest first; at most
+            `MAX_STALLED`.
+        stalled_leases: Number of leases that make no progress.
+        read_leases: Number of held leases that are not finished and whose shard was read since
+            this worker took them, or waits for its parents.
+    """
+
+    lag_millis: _Large | None = None
+    unknown_lags: _Count = 0
+    paused: Annotated[tuple[PausedLease, ...], msgspec.Meta(max_length=MAX_PAUSED)] = ()
+    paused_leases: _Count = 0
+    lags: Annotated[tuple[LeaseLag, ...], msgspec.Meta(max_length=MAX_LAGS)] = ()
+    dead_letters: _Large = 0
+    failed_batches: _Count = 0
+    failure: _Reason | None = None
+    unavailable: (
+        Annotated[tuple[UnavailableStream, ...], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None
+    ) = None
+    totals: WorkerTotals | None = None
+    version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
+    more_lags: _Count = 0
+    more_lags_millis: _Large | None = None
+    streams: Annotated[tuple[StreamLag, ...], msgspec.Meta(max_length=MAX_STREAMS)] = ()
+    hung: HungState | None = None
+    stalled: Annotated[tuple[StalledLease, ...], msgspec.Meta(max_length=MAX_STALLED)] = ()
+    stalled_leases: _Count = 0
+    read_leases: _Count = 0
+
+
+def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[StreamLag, ...]:
+    """Return the lag by stream, for `WorkerStatus.streams`. Single-stream keys are left out.
+
+    Args:
+        millis: Lag by lease key.
+        unknown: Keys of leases whose lag is unknown.
+    """
+    worst: dict[str, int] = {}
+    for key, lag in millis.items():
+        stream = key.rpartition(":")[0]
+        worst[stream] = max(lag, worst.get(stream, 0))
+    waiting = Counter(key.rpartition(":")[0] for key in unknown)
+    found = [StreamLag(name, worst.get(name), waiting[name]) for name in {*worst, *waiting} - {""}]
+    found.sort(key=lambda lag: (-(lag.millis or 0), -lag.unknown, lag.stream))
+    return tuple(found[:MAX_STREAMS])
+
+
+def furthest_behind(millis: Mapping[str, int]) -> tuple[LeaseLag, ...]:
+    """Return the leases with the largest lag, for `WorkerStatus.lags`."""
+    worst = sorted(millis.items(), key=lambda item: (-item[1], item[0]))[: _listed(millis)]
+    return tuple(LeaseLag(key, lag) for key, lag in worst)
+
+
+def other_lags(millis: Mapping[str, int]) -> tuple[int, int | None]:
+    """Return the number and the median of the lags that `furthest_behind` leaves out."""
+    others = sorted(millis.values(), reverse=True)[_listed(millis) :]
+    return len(others), others[len(others) // 2] if others else None
+
+
+def _listed(millis: Mapping[str, int]) -> int:
+    """How many lags a row lists."""
+    large = sum(lag > SMALL_LAG_MILLIS for lag in millis.values())
+    return min(max(large, SMALL_LAGS), MAX_LAGS)
+
+
+def status_text(status: WorkerStatus) -> str:
+    """Return the status as JSON, cut to the limits."""
+    hung, version, unavailable = status.hung, status.version, status.unavailable
+    cut = structs.replace(
+        status,
+        paused=tuple(
+            structs.replace(one, reason=_shortened(one.reason), seconds=round(one.seconds, 1))
+            for one in status.paused[:MAX_PAUSED]
+        ),
+        stalled=tuple(
+            structs.replace(
+                one,
+                step=one.step[:_MAX_STEP],
+                seconds=round(one.seconds, 1),
+                error=None if one.error is None else _shortened(one.error),
+            )
+            for one in status.stalled[:MAX_STALLED]
+        ),
+        lags=status.lags[:MAX_LAGS],
+        failure=None if status.failure is None else _shortened(status.failure),
+        unavailable=None
+        if unavailable is None
+        else tuple(
+            structs.replace(one, reason=_shortened(one.reason))
+            for one in unavailable[:MAX_UNAVAILABLE]
+        ),
+        totals=None if status.totals is None else _rounded(status.totals),
+        version=None if version is None else printable(version)[:MAX_VERSION_CHARACTERS],
+        streams=status.streams[:MAX_STREAMS],
+        hung=None
+        if hung is None
+        else structs.replace(hung, step=hung.step[:_MAX_STEP], seconds=round(hung.seconds, 1)),
+    )
+    return msgspec.json.encode(cut).decode()
+
+
+def _rounded(totals: WorkerTotals) -> WorkerTotals:
+    age = totals.last_batch_seconds
+    return structs.replace(
+        totals,
+        seconds=round(totals.seconds, 1),
+        last_batch_seconds=None if age is None else round(age, 1),
+    )
+
+
+def _shortened(text: str) -> str:
+    # Escaping makes a string up to ten times as long.
+    return printable(text, MAX_REASON_CHARACTERS)[: 2 * MAX_REASON_CHARACTERS]
+
+
+def status_of(text: str) -> WorkerStatus:
+    """Parse a status.
+
+    Raises:
+        ValueError: The string is not a status, or is outside its limits.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"the status has {len(text)} characters, more than {_MAX_CHARACTERS}")
+    try:
+        found = msgspec.json.decode(text, type=WorkerStatus)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"the status is invalid: {error}") from error
+    return structs.replace(
+        found,
+        paused=tuple(
+            structs.replace(
+                one, lease_key=printable(one.lease_key, _MAX_KEY), reason=printable(one.reason)
+            )
+            for one in found.paused
+        ),
+        lags=tuple(
+            structs.replace(one, lease_key=printable(one.lease_key, _MAX_KEY)) for one in found.lags
+        ),
+        failure=None if found.failure is None else printable(found.failure),
+        unavailable=None
+        if found.unavailable is None
+        else tuple(
+            UnavailableStream(printable(one.stream, _MAX_KEY), printable(one.reason))
+            for one in found.unavailable
+        ),
+        version=None if found.version is None else printable(found.version),
+        streams=tuple(
+            structs.replace(one, stream=printable(one.stream, _MAX_KEY)) for one in found.streams
+        ),
+        hung=None
+        if found.hung is None
+        else structs.replace(found.hung, step=printable(found.hung.step)),
+    )
+
+
+CPU: Final = "C"
+"""Short name of the CPU metric (protocol §2.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetrics:
+    """A worker metrics row (protocol §2.2).
+
+    A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
+    `status`, `own_cpu` and `replaces` are our own attributes (`kclpDrain` N 1 with
+    `kclpDrainReason` S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L of N, `kclpReplaces` S), which
+    Java readers ignore.
+
+    Attributes:
+        worker_id: Id of the worker.
+        last_update_seconds: Time of the last report, in epoch seconds of the writer's clock.
+        stats: Up to ten averages of each metric, oldest first; −1 for a failed interval. The keys
+            are the short names C, M, NI, NO and T.
+        operating_range: `(max utilization percent,)` of each metric.
+        support_code: 1 means for a Java leader that this worker can work on the single table
+            (protocol §4.5). Our workers publish it there alone, so that no Java leader moves an
+            application with three tables while one of them lives.
+        drain_requested: Whether the worker is requested to stop.
+        drains_for_pause: Whether the reason of the request is that the application is paused.
+        run_id: Identifies the process.
+        status: Lag, paused shards and failures.
+        own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
+            no metric. In `stats`, a Java leader would compare them with workers without a metric,
+            and would not give this worker its share.
+        replaces: Id of the worker whose leases the leader moves to this one. None: of no worker.
+    """
+
+    worker_id: str
+    last_update_seconds: int
+    stats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    operating_range: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    support_code: int | None = None
+    drain_requested: bool = False
+    run_id: str | None = None
+    status: WorkerStatus | None = None
+    drains_for_pause: bool = False
+    own_cpu: tuple[float, ...] = ()
+    replaces: str | None = None
+
+    @property
+    def cpu(self) -> tuple[float, ...]:
+        """The averages of the CPU, from either attribute."""
+        return tuple(self.stats.get(CPU, self.own_cpu))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerListing:
+    """The result of a scan: the workers, in no particular order, and the unreadable rows."""
+
+    workers: tuple[WorkerMetrics, ...]
+    bad_rows: tuple[BadRow, ...] = ()
+
+
+LAST_UPDATE: Final = "lut"
+STATS: Final = "sts"
+OPERATING_RANGE: Final = "opr"
+SUPPORT_CODE: Final = "sup"
+SUPPORT_CODE_UPDATE: Final = "slu"
+DRAIN: Final = "kclpDrain"
+DRAIN_REASON: Final = "kclpDrainReason"
+FOR_PAUSE: Final = "pause"
+RUN_ID: Final = "kclpRunId"
+STATUS: Final = "kclpStatus"
+OWN_CPU: Final = "kclpCpu"
+REPLACES: Final = "kclpReplaces"
+OPTIONAL_ATTRIBUTES: Final = (
+    SUPPORT_CODE,
+    SUPPORT_CODE_UPDATE,
+    DRAIN,
+    DRAIN_REASON,
+    RUN_ID,
+    STATUS,
+    OWN_CPU,
+    REPLACES,
+)
+"""Attributes that a worker metrics row may have in addition to those of every report."""
+WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
+
+MAX_METRICS: Final = 32
+"""Largest number of metrics of one worker (our own limit; KCL has five)."""
+MAX_METRIC_VALUES: Final = 100
+"""Largest number of averages of one metric (our own limit; KCL keeps ten)."""
+MAX_METRIC_VALUE: Final = 1e9
+"""Largest average or limit of a metric (our own limit; KCL: percentages, -1 for failures)."""
+
+
+def worker_attributes(row: WorkerMetrics) -> Item:
+    """Return the attributes that a report writes, without the key and the drain request.
+
+    `slu` is the time of the same report.
+    """
+    attributes: Item = {
+        ENTITY_TYPE: string(WORKER_ENTITY),
+        LAST_UPDATE: number(row.last_update_seconds),
+        STATS: _number_lists(row.stats),
+        OPERATING_RANGE: _number_lists(row.operating_range),
+    }
+    if row.support_code is not None:
+        attributes |= {
+            SUPPORT_CODE: number(row.support_code),
+            SUPPORT_CODE_UPDATE: number(row.last_update_seconds),
+        }
+    if row.run_id is not None:
+        attributes[RUN_ID] = string(row.run_id)
+    if row.status is not None:
+        attributes[STATUS] = string(status_text(row.status))
+    if row.own_cpu:
+        attributes |= _number_lists({OWN_CPU: row.own_cpu})["M"]
+    if row.replaces is not None:
+        attributes[REPLACES] = string(row.replaces)
+    return attributes
+
+
+def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
+    """Parse a worker metrics row. Missing maps are empty.
+
+    Raises:
+        UnreadableRowError: Key or `lut` are missing, or a value is invalid.
+    """
+    key = printable(text_of(item, key_name) or "without a key")
+    with readable(f"the row {key} is not a worker metrics row that can be read"):
+        return WorkerMetrics(
+            worker_id=required(name_of(item, key_name, MAX_KEY_BYTES), key_name),
+            last_update_seconds=required(int_of(item, LAST_UPDATE), LAST_UPDATE),
+            stats=_lists_of(item, STATS, least=-1.0),
+            operating_range={
+                name: tuple(int(v) for v in values)
+                for name, values in _lists_of(item, OPERATING_RANGE, least=0.0).items()
+            },
+            support_code=int_of(item, SUPPORT_CODE),
+            drain_requested=int_of(item, DRAIN) == 1,
+            drains_for_pause=text_of(item, DRAIN_REASON) == FOR_PAUSE,
+            run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
+            status=None if (text := text_of(item, STATUS)) is None else status_of(text),
+            own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
+            replaces=name_of(item, REPLACES, MAX_KEY_BYTES),
+        )
+
+
+def is_worker(item: Item) -> bool:
+    """Return whether the row is a worker metrics row: by `entityType`, missing before KCL 3.5."""
+    return text_of(item, ENTITY_TYPE) in (None, WORKER_ENTITY)
+
+
+def heartbeat_of(item: Item) -> str:
+    """Return a digest of the attributes that every report of a worker changes.
+
+    It needs no valid values. A drain request, which others write, does not change it.
+    """
+    try:
+        text = repr((item.get(LAST_UPDATE), item.get(STATS)))
+    except RecursionError:  # only from an endpoint that is not DynamoDB
+        text = ""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _number_lists(
+    lists: Mapping[str, tuple[float, ...]] | Mapping[str, tuple[int, ...]],
+) -> AttributeValue:
+    return {
+        "M": {name: {"L": [number(value) for value in values]} for name, values in lists.items()}
+    }
+
+
+def _lists_of(item: Item, name: str, *, least: float) -> dict[str, tuple[float, ...]]:
+    found: dict[str, tuple[float, ...]] = {}
+    for metric in (lists := map_of(item, name, MAX_METRICS)):
+        found[checked_name(metric, name)] = _averages_of(lists, metric, least=least)
+    return found
+
+
+def _averages_of(item: Item, name: str, *, least: float) -> tuple[float, ...]:
+    averages = (
+        float_of({name: value}, name, least=least, most=MAX_METRIC_VALUE)
+        for value in list_of(item, name, MAX_METRIC_VALUES)
+    )
+    return tuple(value for value in averages if value is not None)
+
+
+_OF_ONE_RUN: Final = (DRAIN, DRAIN_REASON, OWN_CPU, REPLACES)
+
+
+class WorkerMetricsTable:
+    """The worker-metrics table of one application, on a row store. All writes are idempotent.
+
+    Args:
+        store: The rows.
+        support_code: Returns what is published with every report (`sup`). None: nothing.
+        verify_layout: Runs before every report. Raises `IncompatibleTableError` if the application
+            has another layout now.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        support_code: Callable[[], int | None] = lambda: None,
+        verify_layout: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._support_code = support_code
+        self._verify_layout = verify_layout
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self._store.name
+
+    def ensure_exists(self) -> bool:
+        """Create the table if it is missing, wait for it, and return whether it was created."""
+        return self._store.ensure_exists()
+
+    def report(self, row: WorkerMetrics, *, takes_over: bool = True) -> WorkerMetrics:
+        """Update the row of this worker. Returns the stored row, with a drain request if any.
+
+        A drain request is for the run whose id is in the row. Another run with the same worker id
+        removes it, the CPU if it reports that as a metric of KCL, and the worker that the former
+        run replaced.
+
+        Args:
+            row: The row.
+            takes_over: Write the row also if it has another run id: the worker id belongs to the
+                process that has started last. A process takes over with its first report.
+
+        Raises:
+            WorkerIdTakenError: The row has another run id, and `takes_over` is False.
+            IncompatibleTableError: The application has another layout now (protocol §4.3). The
+                worker must end: what it writes would be in a table that nobody reads.
+        """
+        self._verify_layout()
+        if row.support_code is None:
+            row = replace(row, support_code=self._support_code())
+        attributes = worker_attributes(row)
+        same_run = [] if row.run_id is None else [AbsentOrEquals(RUN_ID, attributes[RUN_ID])]
+        outcome = self._store.update(row.worker_id, same_run, Changes(attributes))
+        if not outcome.applied and not takes_over:
+            raise self._taken(row.worker_id, text_of(outcome.item or {}, RUN_ID))
+        if not outcome.applied:
+            of_the_former = tuple(name for name in _OF_ONE_RUN if name not in attributes)
+            outcome = self._store.update(row.worker_id, [], Changes(attributes, of_the_former))
+        if outcome.item is None:
+            return row
+        try:
+            stored = worker_from_item(outcome.item, self._store.key_name)
+        except UnreadableRowError:
+            # This worker has not written the attributes that make its row unreadable
+            foreign = tuple(name for name in OPTIONAL_ATTRIBUTES if name not in attributes)
+            self._store.update(row.worker_id, [], Changes(attributes, foreign))
+            stored = row
+        return stored
+
+    def verify_run(self, worker_id: str, run_id: str) -> None:
+        """Read the row of a worker. A row that is missing, or has no run id, belongs to nobody.
+
+        So do the rows of a table that is missing: the table was deleted, or this is a fleet of
+        KCL 2.x, which has none.
+
+        Raises:
+            WorkerIdTakenError: The row has another run id.
+        """
+        try:
+            other = text_of(self._store.get(worker_id) or {}, RUN_ID)
+        except NotFoundError:
+            return
+        if other not in (None, run_id):
+            raise self._taken(worker_id, other)
+
+    def _taken(self, worker_id: str, other: str | None) -> WorkerIdTakenError:
+        return WorkerIdTakenError(
+            f"another process has started under the worker id {worker_id!r}: its run is {other}",
+            other,
+        )
+
+    def scan_workers(self) -> WorkerListing:
+        """Return all rows, including those that cannot be read. Eventually consistent.
+
+        The worker of an unreadable row is assigned no leases until its next report, which repairs
+        the row.
+        """
+        found: list[WorkerMetrics] = []
+        bad_rows: list[BadRow] = []
+        key_name = self._store.key_name
+        for item in self._store.scan():
+            if is_worker(item):
+                try:
+                    found.append(worker_from_item(item, key_name))
+                except UnreadableRowError as error:
+                    bad_rows.append(
+                        BadRow(
+                            self.name,
+                            text_of(item, key_name) or "",
+                            str(error),
+                            heartbeat_of(item),
+                        )
+                    )
+        return WorkerListing(tuple(found), tuple(bad_rows))
+
+    def request_drain(self, worker_id: str, *, for_pause: bool = False) -> bool:
+        """Request a worker to stop. False if it has no row.
+
+        Args:
+            worker_id: The worker.
+            for_pause: The application is paused; the worker may start again after the pause.
+        """
+        put = {DRAIN: number(1)}
+        if for_pause:
+            put[DRAIN_REASON] = string(FOR_PAUSE)
+        remove = () if for_pause else (DRAIN_REASON,)
+        return self._store.update(
+            worker_id, [Present(self._store.key_name)], Changes(put, remove)
+        ).applied
+
+    def delete(self, row: WorkerMetrics) -> bool:
+        """Delete the row if its `lut` equals that of `row`. True: there is no row now.
+
+        Applied if there is no row.
+        """
+        outcome = self._store.delete(
+            row.worker_id, [Equals(LAST_UPDATE, number(row.last_update_seconds))]
+        )
+        return outcome.applied or outcome.item is None
+
+    def deregister(self, worker_id: str, run_id: str | None = None) -> None:
+        """Delete the row of a worker that stops, unless it has another run id.
+
+        Args:
+            worker_id: The worker.
+            run_id: Its run id. None: the row is deleted in any case.
+        """
+        run = [] if run_id is None else [AbsentOrEquals(RUN_ID, string(run_id))]
+        self._store.delete(worker_id, run)
