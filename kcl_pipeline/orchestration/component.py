@@ -1,25 +1,27 @@
 """Define the component, by which a `defs.yaml` describes a pipeline.
 
-In reading order: descriptions of fields, the schema of the attributes, the objects that they
-describe, the scaffold, and `KinesisPipelineComponent`.
+In reading order: attributes and how they are resolved, those of the component, the scaffold, and
+`KinesisPipelineComponent`.
 """
 
 import ast
+import collections.abc
 import dataclasses
 import inspect
 import math
-import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Final,
+    Literal,
     Self,
     Union,
     get_args,
@@ -29,19 +31,16 @@ from typing import (
 from weakref import WeakKeyDictionary
 
 import dagster as dg
+import pyarrow as pa
 from dagster.components import (
     ComponentLoadContext,
     ComponentTypeSpec,
-    ResolutionContext,
     Scaffolder,
     ScaffoldRequest,
 )
-from dagster.components.resolved.core_models import (
-    AssetsDefUpdateKwargs,
-    resolve_assets_def_update_kwargs_to_mapping,
-)
+from dagster.components.resolved.base import derive_model_type, resolve_fields
+from dagster.components.resolved.core_models import AssetsDefUpdateKwargs
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from pydantic.fields import FieldInfo
 
 from kcl_pipeline.arguments import load_object
 from kcl_pipeline.config import ConsumerSettings
@@ -55,54 +54,15 @@ from kcl_pipeline.orchestration.options import ASSET_ATTRIBUTES, DagsterOptions
 from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.orchestration.specs import STREAM_GROUP
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.pipeline.arguments import Fleet
 from kcl_pipeline.settings_errors import is_secret
 from kcl_pipeline.status.limits import CheckLimits
-from kcl_pipeline.stream_config import StreamConfig, StreamSelector
 
-# Read the descriptions of fields from the source.
-#
-# The schema of the component shows them. They are written once, as docstrings.
-
-
-def field_descriptions(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a dataclass, by name."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(tree, ast.ClassDef)  # noqa: S101 (the source of a class)
-    return dict(_documented(tree.body))
-
-
-def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for field, text in pairwise(body):
-        match field, text:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(doc))),
-            ):
-                yield name, _one_line(doc)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-# Build the schema of the attributes of the component.
+# Declare the attributes as classes that Dagster resolves.
 #
 # Fields, types, defaults and descriptions come from the classes that users write in Python. A new
-# field of such a class is therefore also an attribute.
-
-TEMPLATE: Final = "template"
-Template = Annotated[str, TEMPLATE]
-"""A string for an attribute that is not a string: a template, such as `{{ env.NAME | int }}`."""
-
-REFERENCE: Final = "reference"
-Reference = Annotated[str, REFERENCE]
-"""The address of a function, `module:function`."""
-
-_REFERENCE_TEXT: Final = "A function is written as `module:function`."
-_SETTINGS_TEXT: Final = "Settings by section, with the names of KCL in snake_case."
-_TEXTS: Final = {"settings_overrides": _SETTINGS_TEXT}
-"""Descriptions that differ from those in Python."""
+# field of such a class is therefore also an attribute. Dagster derives the schema, in which each
+# attribute can be a template, too, and names the line of a wrong one. A group of attributes is no
+# template: with that choice, an error would not name the wrong attribute of the group.
 
 _AWS_TEXT: Final = (
     "Region, endpoint and credentials, or the key of an AwsResource among your resources. null: "
@@ -117,31 +77,190 @@ _ASSET_TEXT: Final = (
     "Attributes of the output that replace those of this package; metadata and tags are merged. Or "
     "a template that returns a function of the AssetSpec of each asset."
 )
+_LIMITS_TEXT: Final = "When the checks fail. null: the defaults."
+_TYPE_NAMES: Final = {"pa": pa, "DataFrame": Any, "AssetKey": Any}
+"""What the classes import for type checkers only."""
+
+Resolve = Callable[[dg.ResolutionContext, Any], Any]
+"""Returns the value of an attribute."""
 
 
-class Attributes(BaseModel):
-    """Attributes with fixed names."""
+class Attributes(dg.Resolvable, dg.Model):
+    """Attributes that are the arguments of `target`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    target: ClassVar[Callable[..., Any]]
+    schema_model: ClassVar[type[BaseModel]]
 
-    target: ClassVar[Callable[..., Any]] = dict
-    """What the attributes are the arguments of."""
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """Return the schema of the attributes."""
+        return cls.schema_model
+
+    @classmethod
+    def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Any:
+        """Return what the attributes describe.
+
+        Raises:
+            SettingsError: The target refuses a value.
+        """
+        return cls.target(**resolve_fields(model, cls, context))
 
 
-class OutputAssetAttributes(dg.Model):
-    """Attributes of the output, as in other components of Dagster."""
+_CLASSES: Final[dict[type[BaseModel], type[Attributes]]] = {}
+"""By schema, the attributes."""
 
 
-def _variable(env: str) -> dg.EnvVar:
-    return dg.EnvVar(env)
+def _attributes(name: str, target: Callable[..., Any], /, **fields: Any) -> type[Attributes]:
+    created: Any = create_model  # its type for fields of any type is not known
+    found: type[Attributes] = created(name, __base__=Attributes, **fields)
+    derived, groups = derive_model_type(found), {}
+    for field, (annotation, _) in fields.items():
+        kind = get_args(annotation)[1].model_field_type
+        if any(one in _CLASSES for one in _alternatives(kind)):
+            groups[field] = kind, derived.model_fields[field]
+    found.target, found.schema_model = target, created(name, __base__=derived, **groups)
+    _CLASSES[found.schema_model] = found
+    return found
 
 
-class EnvironmentVariable(Attributes):
-    """The environment variable that holds a secret."""
+def _of_dataclass(cls: type, **replaced: Any) -> dict[str, Any]:
+    """Return an attribute for each field of a dataclass. `replaced` has others for some."""
+    kinds, texts = get_type_hints(cls, localns=_TYPE_NAMES), field_descriptions(cls)
+    fields = {}
+    for field in dataclasses.fields(cls):
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        default = ... if is_required else field.default
+        fields[field.name] = replaced.get(field.name) or _field(
+            kinds[field.name], default, texts.get(field.name, "")
+        )
+    return fields
 
-    target = _variable
 
-    env: str = Field(description="Name of the variable. The Dagster UI shows only the name")
+def field_descriptions(cls: type) -> dict[str, str]:
+    """Return the docstring of each field of a dataclass, by name."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)  # noqa: S101 (the source of a class)
+    texts = {}
+    for field, text in pairwise(tree.body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                texts[name] = " ".join(doc.split())
+    return texts
+
+
+def _of_model(cls: type[BaseModel], **replaced: Any) -> dict[str, Any]:
+    """Return an attribute for each field of a pydantic model. `replaced` has others for some."""
+    return {
+        name: replaced.get(name)
+        or _field(field.rebuild_annotation(), field.default, field.description or "")
+        for name, field in cls.model_fields.items()
+    }
+
+
+def _field(kind: Any, default: Any, text: str, resolve: Resolve | None = None) -> Any:
+    """Return an attribute, as pydantic creates it.
+
+    Args:
+        kind: Its type in Python.
+        default: Its default. `...`: it is required.
+        text: Its description.
+        resolve: Returns its value. None: by the kind.
+    """
+    kinds = [get_origin(one) or one for one in _alternatives(kind)]
+    if Callable in kinds:
+        text = f"{text.rstrip('.')}. A function is written as `module:function`."
+    resolver = dg.Resolver(
+        resolve or partial(_resolve, kinds),
+        model_field_type=_in_schema(kind),
+        description=text.replace("None: ", "null: "),
+        inject_before_resolve=False,
+    )
+    if default is not ... and default is not None and not _is_plain(default):
+        return Annotated[Any, resolver], Field(default_factory=dict)
+    return Annotated[Any, resolver], default
+
+
+def _is_plain(default: object) -> bool:
+    """Return whether JSON can show a default. Attributes that are not given are not used."""
+    return isinstance(default, str | int | float) and default not in (math.inf, -math.inf)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _in_schema(kind: Any) -> Any:
+    """Return the type of an attribute: a class has attributes, and a function has an address."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _attributes(kind.__name__, kind, **_of_dataclass(kind)).model()
+    match get_origin(kind), get_args(kind):
+        case collections.abc.Callable, _:
+            return str
+        case collections.abc.Sequence, (item,):
+            return types.GenericAlias(list, (_in_schema(item),))
+        case ((typing.Union | types.UnionType), members):
+            return Union[tuple(map(_in_schema, members))]  # noqa: UP007 (of a computed tuple)
+    return kind
+
+
+def _resolve(kinds: Sequence[Any], context: dg.ResolutionContext, value: Any) -> Any:
+    """Return the value of an attribute, with its templates rendered.
+
+    Args:
+        kinds: Its types, without the types of items.
+        context: Scope of the templates.
+        value: The attribute.
+
+    Raises:
+        ResolutionException: A value is wrong, or a function does not exist. It has the line.
+    """
+    try:
+        return _resolved(kinds, context, value)
+    except SettingsError as error:
+        name = str(context.path[-1])
+        raise context.build_resolve_fn_exc([str(error)], name, value) from error
+
+
+def _resolved(kinds: Sequence[Any], context: dg.ResolutionContext, value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _CLASSES[type(value)].resolve_from_model(context, value)
+    if isinstance(value, Mapping):
+        return {key: _resolved([str], context.at_path(key), one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_resolved([str], context.at_path(i), one) for i, one in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    # Dagster also converts strings without a template: "1.1" becomes a number
+    if "{{" in value or "{%" in value:
+        if {str, Literal} & set(kinds) and Any not in kinds:  # a number remains a string, too
+            return str(context.resolve_value(f"text:{value}")).removeprefix("text:")
+        value = context.resolve_value(value)
+    if not isinstance(value, str):
+        return value
+    if Callable in kinds:
+        name = ".".join(map(str, context.path)).removeprefix("attributes.")
+        return load_object(name, value)
+    return _time(value) if datetime in kinds else value
+
+
+def _time(text: str) -> datetime | str:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return text  # the constructor refuses it, with its name
+
+
+def _summary(cls: type) -> str:
+    text = (inspect.getdoc(cls) or "").partition("\n\n")[0]
+    return " ".join(text.partition(" (protocol")[0].split())
+
+
+# The attributes of the component: those of the pipeline and those of the definitions.
 
 
 def _sink(**forms: Any) -> Any:
@@ -155,253 +274,78 @@ def _sink(**forms: Any) -> Any:
     return given[0]
 
 
+def _variable(env: str) -> dg.EnvVar:
+    return dg.EnvVar(env)
+
+
+def _settings() -> type[Attributes]:
+    """The sections of the settings. `KinesisPipeline` has arguments for the others."""
+    fields, sections = ConsumerSettings.model_fields, {}
+    for name, field in fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, StrictSettings):
+            section = _attributes(kind.__name__, dict, **_of_model(kind))
+            sections[name] = _field(section.model(), {}, _summary(kind))
+    names = ("table_layout", "client_version_config", "coordination")
+    others = {name: one for name, one in _of_model(ConsumerSettings).items() if name in names}
+    return _attributes("Settings", dict, **sections, **others)
+
+
+def _aws() -> type[Attributes]:
+    variable = _attributes(
+        "EnvironmentVariable",
+        _variable,
+        env=_field(str, ..., "Name of the variable. The Dagster UI shows only the name"),
+    )
+    secrets = {}
+    for name, field in AwsResource.model_fields.items():
+        if is_secret(name):
+            text = (field.description or "").partition("; use an EnvVar")[0]
+            text += ". Written as the name of an environment variable, such as {env: NAME}"
+            secrets[name] = _field(variable.model() | None, None, text)
+    fields = _of_model(AwsResource, **secrets)
+    del fields["max_attempts"]  # always 1
+    return _attributes("Aws", AwsResource, **fields)
+
+
 @cache
 def component_attributes() -> type[Attributes]:
     """Return the attributes of `KinesisPipelineComponent`."""
-    sinks = _created(
-        "SinkAttributes",
-        "The sink, in one of its forms.",
-        _sink,
-        delta=(_of_class(DeltaSink) | None, Field(None, description=_summary(DeltaSink))),
-        foreach_arrow=(
-            _of_class(ForeachArrowSink) | None,
-            Field(None, description=_summary(ForeachArrowSink)),
-        ),
-        foreach_batch=(
-            _of_class(ForeachBatchSink, function=Reference) | None,
-            Field(None, description=_summary(ForeachBatchSink)),
-        ),
-    )
-    stream: Any = str | _of_class(StreamConfig)
-    streams = list[stream] | _of_class(StreamSelector) | Reference
-    pipeline: type[Attributes] = _of_class(
-        KinesisPipeline,
-        streams=streams,
-        sink=sinks | None,
-        transform=Reference | None,
-        transform_arrow=Reference | None,
-        processor=Reference | None,
-        workers=_of_class(Fleet),
-        settings_overrides=_settings(),
-        spark_config=Mapping[str, str],
-    )
-    found: type[Attributes] = _created(
-        "KinesisPipelineAttributes", "", dict, base=pipeline, **_options()
-    )
-    return found
-
-
-def _options() -> dict[str, Any]:
-    """The options of the definitions."""
-    kinds = {
-        "aws": _aws() | Template | None,
-        "spark": Template | None,
-        "asset_attributes": _asset_attributes() | Template | None,
-        "check_limits": _of_class(CheckLimits) | None,
+    forms = {
+        "delta": DeltaSink,
+        "foreach_arrow": ForeachArrowSink,
+        "foreach_batch": ForeachBatchSink,
     }
-    texts = {"aws": _AWS_TEXT, "spark": _SPARK_TEXT, "asset_attributes": _ASSET_TEXT}
-    found = {}
-    for name, field in DagsterOptions.model_fields.items():
-        kind, given = _setting(field)
-        text = texts.get(name, field.description or "")
-        found[name] = _field(kinds[name], field.default, text) if name in kinds else (kind, given)
-    return found
-
-
-def _asset_attributes() -> Any:
-    """Those attributes of Dagster's components that fit the output, with Dagster's templates."""
-    fields = AssetsDefUpdateKwargs.model().model_fields
-    created: Any = create_model  # see `_created`
-    return created(
-        "OutputAssetAttributes",
-        __base__=OutputAssetAttributes,
-        **{name: (fields[name].annotation, fields[name]) for name in ASSET_ATTRIBUTES},
+    sink = _attributes(
+        "Sink",
+        _sink,
+        **{name: _field(cls | None, None, _summary(cls)) for name, cls in forms.items()},
     )
-
-
-def _of_class(cls: type, **replaced: Any) -> Any:
-    """Return the attributes of a dataclass. `replaced` has other types for some fields."""
-    texts, module = field_descriptions(cls) | _TEXTS, vars(sys.modules[cls.__module__])
-    fields = {}
-    for field in dataclasses.fields(cls):
-        kind = replaced.get(field.name) or _evaluated(field.type, module)
-        is_required = field.default is field.default_factory is dataclasses.MISSING
-        fields[field.name] = _field(
-            kind, ... if is_required else field.default, texts.get(field.name, "")
-        )
-    return _created(f"{cls.__name__}Attributes", _summary(cls), cls, **fields)
-
-
-def _evaluated(annotation: Any, module: Mapping[str, Any]) -> Any:
-    if not isinstance(annotation, str):
-        return annotation
-    try:
-        holder = types.SimpleNamespace(__annotations__={"kind": annotation})
-        kind = get_type_hints(holder, dict(module), include_extras=True)["kind"]
-    except NameError:  # a name for type checkers only; the constructor checks the value
-        return Any
-    return Reference if get_origin(kind) is Callable else kind
-
-
-def _settings() -> Any:
-    """The sections of the settings. `KinesisPipeline` has arguments for the others."""
-    return _created(
-        "SettingsAttributes",
-        _SETTINGS_TEXT,
+    text = "Settings by section, with the names of KCL in snake_case."
+    pipeline = _of_dataclass(
+        KinesisPipeline,
+        sink=_field(sink.model() | None, None, field_descriptions(KinesisPipeline)["sink"]),
+        settings_overrides=_field(_settings().model(), {}, text),
+    )
+    asset = _attributes(
+        "OutputAsset",
         dict,
         **{
-            name: (section, Field(default_factory=_not_given, description=section.__doc__))
-            for name, field in ConsumerSettings.model_fields.items()
-            if (section := _section(field)) is not None
+            name: (kind, None)
+            for name, kind in get_type_hints(AssetsDefUpdateKwargs, include_extras=True).items()
+            if name in ASSET_ATTRIBUTES
         },
-        table_layout=_setting(ConsumerSettings.model_fields["table_layout"]),
-        client_version_config=_setting(ConsumerSettings.model_fields["client_version_config"]),
-        coordination=_setting(ConsumerSettings.model_fields["coordination"]),
     )
-
-
-def _section(field: FieldInfo) -> Any:
-    kind = field.annotation
-    if not (isinstance(kind, type) and issubclass(kind, StrictSettings)):
-        return None
-    return _created(
-        f"{kind.__name__}Attributes",
-        _summary(kind).partition(" (protocol")[0],
-        dict,
-        **{name: _setting(one) for name, one in kind.model_fields.items()},
+    options = _of_model(
+        DagsterOptions,
+        aws=_field(_aws().model() | str | None, None, _AWS_TEXT, partial(_resolve, [])),
+        spark=_field(str | None, None, _SPARK_TEXT, partial(_resolve, [])),
+        asset_attributes=_field(
+            asset.model() | str | None, None, _ASSET_TEXT, partial(_resolve, [])
+        ),
+        check_limits=_field(CheckLimits | None, None, _LIMITS_TEXT),
     )
-
-
-def _setting(field: FieldInfo) -> tuple[Any, Any]:
-    # The limits are those of the value, not of a template
-    kind: Any = field.annotation
-    if field.metadata:
-        kind = Annotated[(kind, *field.metadata)]
-    return _field(kind, field.default, field.description or "")
-
-
-def _aws() -> Any:
-    fields = {}
-    for name, field in AwsResource.model_fields.items():
-        text = (field.description or "").partition("; use an EnvVar")[0]
-        if is_secret(name):
-            text += ". Written as the name of an environment variable, such as {env: NAME}"
-            fields[name] = _field(EnvironmentVariable | None, None, text)
-        elif name != "max_attempts":  # always 1
-            fields[name] = _field(field.annotation, field.default, text)
-    return _created(
-        "AwsAttributes", "Region, endpoint and credentials of AWS.", AwsResource, **fields
-    )
-
-
-def _created(
-    title: str, text: str, target: Callable[..., Any], /, base: Any = Attributes, **fields: Any
-) -> Any:
-    created: Any = create_model  # its type for fields of any type is not known
-    model = created(title, __base__=base, __doc__=text or base.__doc__, **fields)
-    model.target = target
-    return model
-
-
-def _field(kind: Any, default: Any, description: str) -> tuple[Any, Any]:
-    text = description.replace("None: ", "null: ")
-    kinds = alternatives(kind)
-    has_names = any(isinstance(one, type) and issubclass(one, Attributes) for one in kinds)
-    if REFERENCE in str(kind):
-        text = f"{text.rstrip('.')}. {_REFERENCE_TEXT}"
-    elif kind is not Any and str not in kinds and not has_names:
-        kind |= Template
-    if default is ... or default is None or _is_plain(default):
-        return kind, Field(default, description=text)
-    return kind, Field(default_factory=_not_given, description=text)
-
-
-def _is_plain(default: object) -> bool:
-    """Return whether JSON can show a default. Attributes that are not given are not used."""
-    return isinstance(default, str | int | float) and default not in (math.inf, -math.inf)
-
-
-def _not_given() -> None:
-    return None
-
-
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the type."""
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _summary(cls: type) -> str:
-    return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
-
-
-# Turn attributes into the objects that they describe.
-
-_TEXT: Final = "text:"
-
-
-def resolved(context: ResolutionContext, value: Any, kind: Any = Any) -> Any:
-    """Return what an attribute describes, with its templates rendered.
-
-    Args:
-        context: Scope of the templates.
-        value: The attribute.
-        kind: Its type in the schema.
-
-    Raises:
-        SettingsError: A value is wrong, or a function does not exist.
-    """
-    if isinstance(value, OutputAssetAttributes):
-        return dict(resolve_assets_def_update_kwargs_to_mapping(context, value))
-    if isinstance(value, Attributes):
-        fields = type(value).model_fields
-        given = {
-            name: resolved(context.at_path(name), getattr(value, name), field.rebuild_annotation())
-            for name, field in fields.items()
-            if name in value.model_fields_set
-        }
-        return type(value).target(**given)
-    if isinstance(value, str):
-        return _of_text(context, value, kind)
-    if isinstance(value, Mapping):
-        return {key: resolved(context.at_path(key), one, _item(kind)) for key, one in value.items()}
-    if isinstance(value, Sequence):
-        return [resolved(context.at_path(i), one, _item(kind)) for i, one in enumerate(value)]
-    return value
-
-
-def _of_text(context: ResolutionContext, text: str, kind: Any) -> Any:
-    kinds = [_without_metadata(one) for one in alternatives(kind)]
-    found: Any = text
-    # Dagster's templates also convert strings without a template: "1.1" becomes a number
-    if "{{" in text or "{%" in text:
-        if str in alternatives(kind):  # a number in the environment remains a string
-            return str(context.resolve_value(_TEXT + text)).removeprefix(_TEXT)
-        found = context.resolve_value(text)
-    if not isinstance(found, str):
-        return found
-    if REFERENCE in str(kind):
-        return load_object(".".join(map(str, context.path[1:])), found)
-    return _time(found) if datetime in kinds else found
-
-
-def _time(text: str) -> datetime | str:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return text  # the constructor refuses it, with its name
-
-
-def _item(kind: Any) -> Any:
-    """The type of the items of a list, or of the values of a mapping."""
-    for one in map(_without_metadata, alternatives(kind)):
-        origin = get_origin(one)
-        if isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
-            return get_args(one)[issubclass(origin, Mapping)]
-    return Any
-
-
-def _without_metadata(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return _attributes("KinesisPipelineComponent", dict, **pipeline, **options)
 
 
 # Write a new component: `dg scaffold defs kcl_pipeline.KinesisPipelineComponent NAME`.
@@ -530,16 +474,16 @@ class KinesisPipelineComponent(dg.Component, dg.Resolvable):
     @classmethod
     def model(cls) -> type[BaseModel]:
         """Return the schema of the attributes."""
-        return component_attributes()
+        return component_attributes().model()
 
     @classmethod
-    def resolve_from_model(cls, context: ResolutionContext, model: BaseModel) -> Self:
+    def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
         """Build the component from its attributes.
 
         Raises:
             SettingsError: An attribute is wrong, or a function does not exist.
         """
-        given = resolved(context, model)
+        given = component_attributes().resolve_from_model(context, model)
         options = {name: given.pop(name) for name in DagsterOptions.model_fields if name in given}
         return cls(KinesisPipeline(**given), **options)
 

@@ -26,11 +26,10 @@ LIBRARIES = ("dagster", "pyspark", "py4j")
 IMPORTS = {
     # The base class of the resources of dagster-aws; its module has no page in the API reference.
     "dagster_aws.utils": {"ResourceWithBoto3Configuration"},
+    # What `dagster.Resolvable` does for a class, without creating an object of that class.
+    "dagster.components.resolved.base": {"derive_model_type", "resolve_fields"},
     # `asset_attributes` of the component, as in other components of Dagster.
-    "dagster.components.resolved.core_models": {
-        "AssetsDefUpdateKwargs",
-        "resolve_assets_def_update_kwargs_to_mapping",
-    },
+    "dagster.components.resolved.core_models": {"AssetsDefUpdateKwargs"},
     # Transforms of a script are sent to the executors by value.
     "pyspark": {"cloudpickle"},
     # Schemas of Arrow and Spark. Spark 4 has no public equivalent.

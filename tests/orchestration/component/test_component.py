@@ -277,6 +277,16 @@ def test_a_wrong_attribute_is_named(project, before, after, message):  # noqa: F
     assert re.search(expected if " at " in message else re.escape(expected), chain)
 
 
+def test_a_refused_value_is_reported_by_its_line_and_a_sentence(project):  # noqa: F811
+    text = SMALL.format(name="orders") + "  workers: {min: 3, max: 2}\n"
+    project.write("orders", text)
+    with pytest.raises(Exception, match="orders") as raised:
+        project.component("orders")
+    said = "\n".join(_chain(raised.value))
+    assert f"defs.yaml:{len(text.splitlines())} - attributes.workers" in said
+    assert "Fleet max=2 is less than min=3. Write max=3 or more." in said
+
+
 def _chain(error: BaseException | None) -> list[str]:
     """The texts of an error and of its causes."""
     chain = []

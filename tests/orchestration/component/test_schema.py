@@ -81,11 +81,11 @@ def test_the_attributes_are_the_arguments_in_python():
     ],
 )
 def test_a_group_has_the_fields_of_its_class(cls):
-    assert properties(f"{cls.__name__}Attributes") == {f.name for f in dataclasses.fields(cls)}
+    assert properties(f"{cls.__name__}") == {f.name for f in dataclasses.fields(cls)}
 
 
 def test_every_setting_is_an_attribute():
-    found = SCHEMA["$defs"]["SettingsAttributes"]["properties"]
+    found = SCHEMA["$defs"]["Settings"]["properties"]
     assert set(setting_names(ConsumerSettings)) - set(SETTINGS) == {
         name
         for section, one in found.items()
@@ -98,10 +98,10 @@ def test_every_setting_is_an_attribute():
 
 
 def test_limits_and_choices_are_those_of_the_settings():
-    lease = SCHEMA["$defs"]["LeaseSettingsAttributes"]["properties"]["failover_time_millis"]
+    lease = SCHEMA["$defs"]["LeaseSettings"]["properties"]["failover_time_millis"]
     assert lease["anyOf"] == [{"minimum": 100, "type": "integer"}, {"type": "string"}]
     assert lease["default"] == 10_000
-    mode = SCHEMA["$defs"]["RetrievalSettingsAttributes"]["properties"]["retrieval_mode"]
+    mode = SCHEMA["$defs"]["RetrievalSettings"]["properties"]["retrieval_mode"]
     assert mode["anyOf"][0]["enum"] == ["polling", "fan_out", "auto"]
 
 
@@ -110,7 +110,7 @@ def test_the_schema_is_standard_json():
 
 
 def test_a_secret_is_the_name_of_an_environment_variable():
-    aws = SCHEMA["$defs"]["AwsAttributes"]["properties"]
+    aws = SCHEMA["$defs"]["Aws"]["properties"]
     for name in ("aws_access_key_id", "aws_secret_access_key", "aws_session_token"):
         assert aws[name]["anyOf"] == [{"$ref": "#/$defs/EnvironmentVariable"}, {"type": "null"}]
     assert "max_attempts" not in aws
