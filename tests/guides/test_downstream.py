@@ -80,7 +80,7 @@ def test_the_io_manager_reads_the_output_by_its_key(folder):
     job = dg.define_asset_job("both", [doubled, total])
     mine = dg.Definitions([doubled, total], jobs=[job], resources={"lake": lake})
     defs = dg.Definitions.merge(orders.definitions(), mine)
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         assert defs.resolve_job_def("both").execute_in_process(instance=instance).success
     assert DeltaTable("lake/total").to_pandas()["sum"].tolist() == [6.0]
 
@@ -103,7 +103,7 @@ def test_polars_and_duckdb_read_the_output_by_its_key(folder):
     job = dg.define_asset_job("both", [doubled, total])
     mine = dg.Definitions([doubled, total], jobs=[job], resources={"lake": frames})
     defs = dg.Definitions.merge(orders.definitions(), mine)
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         assert defs.resolve_job_def("both").execute_in_process(instance=instance).success
     assert DeltaTable("lake/total").to_pandas()["sum"].tolist() == [6.0]
 
@@ -111,7 +111,7 @@ def test_polars_and_duckdb_read_the_output_by_its_key(folder):
 def test_the_incremental_asset_reads_each_row_once(folder):
     asset = importlib.import_module("my_new_orders").large_orders
     write_deltalake("lake/orders", some(50, 200), configuration=CDF)
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
 
         def rows_of_a_run() -> int:
             (found,) = dg.materialize([asset], instance=instance).asset_materializations_for_node(
@@ -169,7 +169,7 @@ def test_a_worker_reports_to_the_run_that_has_started_it(folder):
         kinesis.get_waiter("stream_exists").wait(StreamName="orders")
         data = json.dumps({"id": "a", "amount": 1.0}).encode()
         kinesis.put_record(StreamName="orders", PartitionKey="a", Data=data)
-        with dg.instance_for_test() as instance:
+        with dg.DagsterInstance.ephemeral() as instance:
             result = job.execute_in_process(instance=instance)
             assert result.success
             (event,) = result.get_asset_materialization_events()

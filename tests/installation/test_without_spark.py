@@ -67,7 +67,7 @@ with EmbeddedAws() as aws:
     defs = orders.definitions()
     job = defs.resolve_implicit_global_asset_job_def()
     (key,) = [key for key in job.asset_layer.executable_asset_keys if "output" in key.path]
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(instance=instance, asset_selection=[key])
         (event,) = [e for e in result.get_asset_materialization_events() if e.asset_key == key]
         metadata = event.materialization.metadata

@@ -57,6 +57,7 @@ def test_the_lineage_goes_from_the_stream_to_the_output(stage: Stage, looker: Br
     assert size(looker.shoot("lineage")) > 20_000
 
 
+@pytest.mark.long
 def test_the_sensor_page_shows_its_ticks(stage: Stage, looker: Browser):
     looker.open(f"{located(stage)}/sensors/orders_leader")
     shown = looker.wait_for(
@@ -106,6 +107,7 @@ def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browse
     looker.shoot("workers")
 
 
+@pytest.mark.long  # two reports of a check, a minute each
 def test_the_output_page_says_since_when_nothing_arrives(stage: Stage, looker: Browser):
     """Nothing is published until now, after the records of the start."""
     looker.open(f"{stage.page.url}/assets/orders/events?view=overview")
@@ -122,6 +124,7 @@ def test_the_output_page_says_since_when_nothing_arrives(stage: Stage, looker: B
     looker.shoot("idle-check")
 
 
+@pytest.mark.long  # a second report
 def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Browser):
     stage.publish(100)
     stage.wait(

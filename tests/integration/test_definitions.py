@@ -139,7 +139,7 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
         resources=resources(pipeline, Renewing(rows), Reporting(), coordinator=coordinator),
     )
     job = dg.define_asset_job("checks", dg.AssetSelection.all_asset_checks())
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         checks = (
             dg.Definitions.merge(bound, dg.Definitions(jobs=[job]))
             .resolve_job_def("checks")
@@ -272,7 +272,7 @@ def test_table_resources_know_the_tables_of_their_application(kind, name):
     def look_job() -> None:
         look()
 
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         assert look_job.execute_in_process(instance=instance).success
     assert seen == [name]
 

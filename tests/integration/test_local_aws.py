@@ -28,7 +28,7 @@ def running(tmp_path_factory):
         "assignment": {"lease_assignment_interval_millis": 1_000},
         "worker": {"worker_metrics_reporter_freq_in_millis": 500},
     }
-    with EmbeddedAws() as aws, dg.instance_for_test() as instance:
+    with EmbeddedAws() as aws, dg.DagsterInstance.ephemeral() as instance:
         resource = AwsResource(
             endpoint_url=aws.endpoint_url,
             region_name="us-east-1",

@@ -48,7 +48,7 @@ class Automation:
 
 @pytest.fixture
 def instance():
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 

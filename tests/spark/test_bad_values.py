@@ -177,7 +177,8 @@ def transform(frame: DataFrame) -> DataFrame:
     )
 
 
-@pytest.fixture(params=["in memory", "by tasks"])
+# What tasks refuse is also in `test_file_tasks`
+@pytest.fixture(params=["in memory", pytest.param("by tasks", marks=pytest.mark.long)])
 def session(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> Iterator[SparkSession]:

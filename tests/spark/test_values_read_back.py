@@ -95,7 +95,11 @@ def returning(result: pa.Table) -> Callable[[DataFrame], DataFrame]:
     return lambda frame: frame.mapInArrow(rows, schema)
 
 
-@pytest.fixture(params=["arrow", "spark in memory", "spark by tasks"])
+# `test_file_tasks` compares what tasks write with the result in memory
+BY_TASKS = pytest.param("spark by tasks", marks=pytest.mark.long)
+
+
+@pytest.fixture(params=["arrow", "spark in memory", BY_TASKS])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "spark by tasks":
         monkeypatch.setattr(ArrowMemory, "prepare", lambda _self: False)

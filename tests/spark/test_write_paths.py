@@ -1,8 +1,8 @@
 """One suite for every write path into a Delta table: a Spark transform or an Arrow function,
 read by the driver or by the executors.
 
-It runs on `local[2]` with all the others. On a cluster of two executors, which are also killed, it
-runs as a whole in `make test-long`, and in part in `make test`.
+It runs on `local[2]` with all the others, and in `make test-long` on a cluster of two executors,
+which are also killed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,19 @@ from tests.support.kpl_encoder import aggregate_of
 from tests.support.write_paths import (  # noqa: F401 (fixtures)
     CLUSTER,
     ON_CLUSTER,
+    WRITE_PATHS,
     Stage,
     aws_fixture,
     numbered,
     write_path_fixture,
 )
+
+
+def with_long(*short: str) -> pytest.MarkDecorator:
+    """Two write paths, which have both kinds and both places; `make test-long` has all four."""
+    marks = {path: () if path in short else (pytest.mark.long,) for path in WRITE_PATHS}
+    every = [pytest.param(path, marks=mark) for path, mark in marks.items()]
+    return pytest.mark.parametrize("write_path", every, indirect=True)
 
 
 def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path, write_path):
@@ -45,6 +53,7 @@ def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path
     }, "pyarrow writes on every path, also in the tasks of a cluster"
 
 
+@with_long("frame driver", "arrow executors")
 def test_small_batches_end_inside_aggregates_and_a_reshard_is_followed(
     aws, spark, tmp_path, write_path
 ):
@@ -86,6 +95,7 @@ def test_a_record_that_the_transform_cannot_take_goes_to_the_dead_letters(
     assert stage.data() == sorted(value for value in stage.sent if value != b"bad")
 
 
+@with_long("frame executors", "arrow driver")
 def test_partitions_are_kept(aws, spark, tmp_path, write_path):
     stage = Stage(aws, spark, tmp_path, write_path, shards=2, partition_by=("shard_id",))
     stage.put(*numbered(60))
@@ -94,6 +104,7 @@ def test_partitions_are_kept(aws, spark, tmp_path, write_path):
     assert DeltaTable(stage.uri).metadata().partition_columns == ["shard_id"]
 
 
+@with_long("frame executors", "arrow driver")
 def test_a_worker_that_dies_between_files_and_commit_repeats_nothing(
     aws, spark, tmp_path, write_path
 ):
@@ -117,10 +128,10 @@ def test_a_worker_that_dies_between_files_and_commit_repeats_nothing(
     assert stage.data() == sorted(stage.sent)
 
 
-def passes_on_a_cluster(*selection: str) -> None:
+def the_suite_passes_on_a_cluster() -> None:
     environment = os.environ | {"KCL_TEST_SPARK_MASTER": CLUSTER}
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"]
-    command += [*selection, __file__, str(Path(__file__).with_name("test_range_jobs.py"))]
+    command += [__file__, str(Path(__file__).with_name("test_range_jobs.py"))]
     done = subprocess.run(
         command,
         env=environment,
@@ -135,15 +146,6 @@ def passes_on_a_cluster(*selection: str) -> None:
     assert "skipped" not in done.stdout
 
 
-def a_part_of_the_suite_passes_on_a_cluster() -> None:
-    passes_on_a_cluster("-k", "executors and over_two_workers or evaluated_twice")
-
-
-def the_suite_passes_on_a_cluster() -> None:
-    passes_on_a_cluster()
-
-
 # On the cluster the suite does not start itself again.
 if not ON_CLUSTER:
-    test_a_part_of_the_suite_passes_on_a_cluster = a_part_of_the_suite_passes_on_a_cluster
     test_the_suite_passes_on_a_cluster = pytest.mark.long(the_suite_passes_on_a_cluster)

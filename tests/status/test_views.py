@@ -343,7 +343,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def instance():
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
@@ -359,7 +359,19 @@ def test_a_healthy_application_has_no_fault_in_any_view(views, instance):
     assert views.checks(instance) == {}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.finding)
+SHORT = {
+    "worker_hung", "shard_stalled", "records_lost", "application_paused", "row_unreadable",
+    "no_leader", "worker_silent", "hash_keys_uncovered", "table_missing", "no_permission",
+    "checkpoint_still", "stream_unavailable", min(ADVICE_ON_RUNS),
+}  # fmt: skip
+"""One of each source and of each set of views; `make test-long` has every finding."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if c.finding in SHORT else [pytest.mark.long]) for c in CASES],
+    ids=lambda case: case.finding,
+)
 def test_every_view_names_the_fault(views, instance, case):
     case.make(views)
     checks = views.checks(instance)

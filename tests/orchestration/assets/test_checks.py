@@ -30,7 +30,7 @@ STARTED = dg.DagsterRunStatus.STARTED
 
 @pytest.fixture
 def instance():
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 

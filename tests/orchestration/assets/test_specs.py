@@ -164,7 +164,7 @@ def test_the_resources_of_the_user_are_used_and_not_replaced():
     def job() -> None:
         look()
 
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance).success
     assert seen[0].aws.region_name == "eu-central-1"
     assert seen[0].table().name == "orders"
@@ -181,7 +181,7 @@ def test_a_key_of_another_resource_is_refused():
         look()
 
     with (
-        dg.instance_for_test() as instance,
+        dg.DagsterInstance.ephemeral() as instance,
         pytest.raises(dg.DagsterResourceFunctionError) as raised,
     ):
         job.execute_in_process(instance=instance)

@@ -29,7 +29,7 @@ from tests.support.dagster_fakes import FakeFleet, FakePipeline, FakeSink, drain
 
 @pytest.fixture
 def instance():
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 

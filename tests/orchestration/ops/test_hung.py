@@ -41,7 +41,7 @@ def test_the_stacks_of_a_hung_worker_are_in_the_log_of_the_run_while_it_blocks()
         built["events"](WorkerResumed(worker_id))
         return WorkerSummary(StopReason.DRAIN_REQUESTED, WorkerProgress(worker_id, 1.0))
 
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         pipeline = FakePipeline(script=script)
         assert execute(pipeline, instance).success
         assert "worker_hung worker_id=" in seen[0]
@@ -71,7 +71,7 @@ def test_a_run_whose_transform_blocks_for_ever_ends_as_failed(monkeypatch):
     )
     world.worker.reporter.deregister()
     world.put(b"a-secret-record")
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         pipeline = RealWorker(world)
         began = time.monotonic()
         result = execute(pipeline, instance)

@@ -50,7 +50,7 @@ class Jobs:
 
 @pytest.fixture
 def jobs(server, tmp_path):
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         yield Jobs(build_fleet(server), tmp_path, instance)
 
 

@@ -13,7 +13,7 @@ from tests.support.dagster_fakes import FakePipeline
 
 @pytest.fixture
 def instance():
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 

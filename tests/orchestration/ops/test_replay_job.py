@@ -61,7 +61,7 @@ def outcome(result):
 
 def test_the_form_shows_first_and_replays_then(pipeline, tmp_path):
     side = str(tmp_path / "side")
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         shown = outcome(execute(pipeline, instance, from_time="1h", into=side, dry_run=True))
         assert "dry run: nothing was written" in shown["outcome"].value
         assert not DeltaTable.is_deltatable(side)
@@ -78,7 +78,7 @@ def test_the_form_shows_first_and_replays_then(pipeline, tmp_path):
 
 def test_dead_letters_are_replayed_and_marked(pipeline):
     store(pipeline.sink.dead_letters, letter(1, data=b"one"))
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         options = {"dead_letters": True, "in_place": True}
         found = outcome(execute(pipeline, instance, **options))
     assert "1 dead letter marked as replayed" in found["outcome"].value
@@ -88,7 +88,7 @@ def test_dead_letters_are_replayed_and_marked(pipeline):
 
 
 def test_a_refused_replay_fails_with_one_sentence(pipeline):
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         result = execute(pipeline, instance, from_time="1h")
         name = f"{python_name(pipeline.name)}_operation"
         text = result.failure_data_for_node(name).user_failure_data.description

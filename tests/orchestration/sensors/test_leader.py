@@ -57,7 +57,7 @@ def test_one_cycle_per_tick_under_one_name_that_is_kept(instance):
 def test_other_instances_lead_under_another_name(instance):
     stage = Stage(instance)
     stage()
-    with dg.instance_for_test() as another:
+    with dg.DagsterInstance.ephemeral() as another:
         other = Stage(another)
         other()
     assert (

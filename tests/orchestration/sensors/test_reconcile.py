@@ -104,7 +104,7 @@ def test_a_run_that_cannot_be_terminated_is_told_to_drain():
     ("action", "status"), [("report_failed", S.FAILURE), ("report_canceled", S.CANCELED)]
 )
 def test_closing_a_run_also_drains_a_worker_that_may_only_be_paused(action, status):
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         created = instance.create_run_for_job(
             dg.JobDefinition(name="j", graph_def=dg.GraphDefinition(name="g")), status=S.STARTED
         )
@@ -118,7 +118,7 @@ def test_closing_a_run_also_drains_a_worker_that_may_only_be_paused(action, stat
 
 
 def test_a_drain_for_a_worker_without_a_row_is_not_claimed():
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         assert (
             apply_findings(
                 [RunMismatch("r", "w-9", "request_drain", "x")], instance, FakeWorkerTable()

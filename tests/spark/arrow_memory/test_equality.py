@@ -99,7 +99,7 @@ KINDS = [
     "identity", "no column", "no row", "maps and structs", "exploded", "decimals", "times", "nulls",
     "join with itself", "subqueries", "aggregates", "sorted and limited", "cached",
     "local checkpoint", "actions inside", "rows of an RDD", "Python function", "mapInArrow",
-    "limited Python function", "applyInPandas", "variant", "wide text",
+    "limited Python function", "applyInPandas", "variant",
 ]  # fmt: skip
 OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in FUNCTIONS if name not in KINDS]
 

@@ -67,7 +67,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("victim", ["python", "jvm"])
+@pytest.mark.parametrize("victim", ["python", pytest.param("jvm", marks=pytest.mark.long)])
 def test_a_process_killed_while_tasks_run_leaves_no_memory(victim: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
     process = subprocess.Popen(
