@@ -1,5 +1,8 @@
 """Take pictures of the pages of the Dagster UI for the documents: `make screenshots`.
 
+Next to the pictures of a page, its words are stored as `<name>.txt`. `tests/docs/test_pictures.py`
+compares them with the sentences that the product writes now.
+
 Runs the demonstration with default settings, and takes each page while data flows, in light and in
 dark. It takes about eight minutes and needs Chromium.
 """
@@ -38,6 +41,13 @@ THEMES: Final = ("light", "dark")
 LOCATION: Final = "locations/orders"
 
 
+def _show_workers(page: Browser) -> None:
+    page.driver.execute_script(
+        "arguments[0].scrollIntoView()",
+        page.driver.find_element("xpath", "//*[normalize-space(text())='worker_rows']"),
+    )
+
+
 def _open_plots(page: Browser) -> None:
     page.click("Plots")
     page.wait_for_lines(5, seconds=120)
@@ -64,7 +74,7 @@ PAGES: Final = (
     Page("lineage", f"{LOCATION}/asset-groups/orders/lineage", ("fleet", "Materialized")),
     Page("output", "assets/orders/orders?view=overview", ("Plots",), _open_plots),
     Page("leases", "assets/orders/fleet?view=overview", ("lease_rows", "last_moves")),
-    Page("workers", "assets/orders/fleet?view=overview", ("worker_rows",)),
+    Page("workers", "assets/orders/fleet?view=overview", ("worker_rows",), _show_workers),
     Page("sensor", f"{LOCATION}/sensors/orders_leader", ("orders_leader", "View logs")),
 )
 
@@ -84,6 +94,8 @@ def take(page: Page, url: str, looker: Browser, folder: Path) -> list[str]:
         except (AssertionError, WebDriverException) as error:
             missing.append(f"{page.name}-{theme}: {str(error).splitlines()[0]}")
             continue
+        if theme == THEMES[0]:
+            (folder / f"{page.name}.txt").write_text(looker.text() + "\n", encoding="utf-8")
         picture = Image.open(looker.shoot(f"{page.name}-{theme}")).convert("RGB")
         picture.quantize(COLOURS).save(folder / f"{page.name}-{theme}.png", optimize=True)
     return missing
