@@ -32,7 +32,6 @@ from kcl_pipeline.errors import (
     NotFoundError,
     OtherApplicationError,
     ShardSyncError,
-    SinkError,
     ThrottledError,
 )
 from kcl_pipeline.events import (
@@ -41,8 +40,6 @@ from kcl_pipeline.events import (
     HoleFound,
     LeaseDeleted,
     LeasesCreated,
-    LossReason,
-    RecordsLost,
 )
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
@@ -75,18 +72,21 @@ from kcl_pipeline.planning.cleanup import (
 )
 from kcl_pipeline.planning.coverage import Hole, find_hole, hole_in_leases, ranges_to_fill
 from kcl_pipeline.planning.shard_sync import (
+    creation_order,
     has_not_begun,
     initial_filter,
+    is_begun,
     leases_for_missing_shards,
     leases_for_new_stream,
-    restored_lease,
+    restored_parents,
     with_creation_time,
     with_initial_time,
     with_times_of_parents,
 )
-from kcl_pipeline.planning.stored_shards import leases_with_stored
+from kcl_pipeline.planning.stored_shards import finished_shards, leases_with_stored
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.sinks.stored import StoredPosition
 
 MIN_ANSWERS: Final = 3
 """Usable answers of a selection that must lack a stream before it is removed."""
@@ -214,13 +214,16 @@ class Sync:
         self._missing_since: dict[AccountAndName, tuple[float, int]] = {}
         """By former stream, when it was first missing, and the answers of the selection then."""
         self._removing: set[AccountAndName] = set()
-        self._unfinished: dict[str, Lease] = {}
-        """The unfinished leases of the last scan."""
+        self._missing_parents: dict[StreamId, tuple[frozenset[str], float]] = {}
+        """By stream, the parents without a row in the last look, and when to look at them again."""
         self._uncreated: dict[StreamId, tuple[Lease, ...]] = {}
         """Initial leases that could not be created."""
         self._holes: dict[StreamId, tuple[Hole, int]] = {}
         """By stream, the gap of the last audits and their number."""
         self._audit_due: dict[StreamId, float] = {}
+        self._audit_seconds = (
+            self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
+        )
         self.result = Synced()
         self.created: list[str] = []
         self.deleted: list[str] = []
@@ -237,7 +240,12 @@ class Sync:
             return
         if self._term != scanned.term:
             self._term = scanned.term
-            for memory in (self._missing_since, self._removing, self._unfinished, self._uncreated):
+            for memory in (
+                self._missing_since,
+                self._removing,
+                self._missing_parents,
+                self._uncreated,
+            ):
                 memory.clear()
         run = _Run(LeaseMap(scanned.scan.leases), scanned.scan.unreadable)
         try:
@@ -266,7 +274,7 @@ class Sync:
         self._delete_leases(run, former_leases(run.leases.values(), self._streams.known()))
         self._remove_former_streams(run)
         # 3. Before a child of the missing row is read
-        self._restore_deleted(run)
+        self._streams.for_each(partial(self._restore_deleted, run), run.errors)
         # 4. Before the search for missing leases, which needs leases to compare with
         self._streams.for_each(partial(self._begin, run), run.errors)
         # 5. The shards of leases that ended long ago may have left retention: list them
@@ -419,89 +427,58 @@ class Sync:
 
     # 3. Rows that were deleted by hand (protocol §8.2)
 
-    def _restore_deleted(self, run: _Run) -> None:
-        """Create missing rows that have a child which has not started.
+    def _restore_deleted(self, run: _Run, stream: StreamId) -> None:
+        """Create the missing rows of parents that a child waits for.
 
-        The worker of a child waits for the row. A Java worker does not: it starts a child whose
-        parent has no row. Only a lease that this leader has seen unfinished, in this term, is
-        restored. So the lease of a child that is created late, after all shards were finished and
-        deleted, restores no row.
+        The row of a finished shard is deleted after all its children have begun. So the row of a
+        parent was deleted by hand if the child has not begun and
+
+        - the table has a position and no end of the parent, and knows no begun descendant; or
+        - the child is at TRIM_HORIZON. At LATEST and AT_TIMESTAMP, parents without rows are normal.
+
+        A worker of this package waits for the row. A Java worker does not: it starts a child whose
+        parent has no row. A shard without children leaves a gap, which the audit finds.
 
         Raises:
             NotLeadingError: This process does not lead any more.
         """
-        known = self._unfinished
-        self._unfinished = {key: row for key, row in run.leases.items() if not row.ended}
-        streams = self._streams.known()
-        for key, lease in sorted(known.items()):
-            if key in run.leases or key in run.unreadable or key in run.deleted:
-                continue
-            alone = LeaseMap((lease,))
-            stream = next((known for known in streams if alone.of_stream(known)), None)
-            try:
-                is_settled = stream is not None and self._settled(run, stream, lease)
-            except (AwsError, SinkError, ValueError) as error:
-                is_settled = False
-                run.errors.append(error)
-            if not is_settled:
-                self._unfinished[key] = lease
-
-    def _settled(self, run: _Run, stream: StreamId, lease: Lease) -> bool:
-        """Decide on one row that the scan did not find. False: try again in the next run.
-
-        If a child has not started, its parent has no row, and the stream lists the parent, the
-        parent's row was deleted by hand. (The worker deletes the lease of a shard that is not
-        listed.) The conditions of the write cover both rows.
-
-        With the initial position LATEST, a closed shard without a position in the table is not
-        read. Then the records are reported as lost.
-        """
-        siblings = run.leases.of_stream(stream)
-        children = [row for row in siblings if lease.shard_id in row.parent_shard_ids]
-        waiting = [child for child in children if has_not_begun(child)]
-        if not waiting:
-            return bool(children)
-        # A scan is eventually consistent, and may lack a row
-        if self._deps.lease_table.get(lease.lease_key) is not None:
-            return False
-        if not self._is_listed(stream, lease):
-            return True
-        shard_sync = self._streams.shard_sync_of(stream)
-        position = shard_sync.initial_position_in_stream
-        if asks_table(self._stored, shard_sync):
-            known = self._stored(stream, [lease.shard_id]).get(lease.shard_id)
-            if known is not None:
-                position = "TRIM_HORIZON"
-            if known is not None and known.ended:
-                return True
-        found = restored_lease(lease, position)
-        if found is None:
-            self._report(stream, lease, waiting)
-            return True
-        (restored,) = with_initial_time((found,), shard_sync.initial_millis)
-        self._election.check_term(self._term)
-        if any(self._deps.lease_table.restore_parents(child, (restored,)) for child in waiting):
-            self._unfinished[lease.lease_key] = restored
-            reason = f"the row was deleted before its child {waiting[0].shard_id} had begun"
-            self._note_created(run, stream, (restored,), reason)
-        return True
-
-    def _report(self, stream: StreamId, lease: Lease, waiting: list[Lease]) -> None:
-        rows = (self._deps.lease_table.get(child.lease_key) for child in waiting)
-        if any(row is not None and has_not_begun(row) for row in rows):
-            after = None if lease.checkpoint.is_sentinel else lease.checkpoint
-            self._deps.events(
-                RecordsLost(
-                    self._deps.owner_name,
-                    lease.lease_key,
-                    LossReason.ROW_DELETED,
-                    after,
-                    stream=stream.name,
-                )
+        rows = {row.shard_id: row for row in run.leases.of_stream(stream)}
+        known = rows.keys() | {key.rsplit(":", 1)[-1] for key in keys_of(run.unreadable, stream)}
+        waiting = [row for row in rows.values() if row.parent_shard_ids - known]
+        waiting = [row for row in waiting if not is_begun(row)]
+        missing = frozenset[str]().union(*(row.parent_shard_ids for row in waiting)) - known
+        now = self._deps.clock.monotonic()
+        if not missing:
+            self._missing_parents.pop(stream, None)
+            return
+        before, due = self._missing_parents.get(stream, (missing, now))
+        if before == missing and now < due:
+            return
+        shards, stored = self._listed(stream), dict[str, StoredPosition]()
+        if self._stored is not None:
+            stored |= self._stored(stream, [shard.shard_id for shard in shards])
+        missing_now = missing - finished_shards(creation_order(shards), rows, stored)
+        shard_sync, before_creation = self._streams.shard_sync_of(stream), len(run.created)
+        for child in waiting:
+            deleted = child.parent_shard_ids & missing_now
+            if not has_not_begun(child):
+                deleted &= stored.keys()
+            parents = with_initial_time(
+                restored_parents(
+                    stream, shards, deleted, stored, shard_sync.initial_position_in_stream
+                ),
+                shard_sync.initial_millis,
             )
-
-    def _is_listed(self, stream: StreamId, lease: Lease) -> bool:
-        return any(shard.shard_id == lease.shard_id for shard in self._listed(stream))
+            if parents:
+                self._election.check_term(self._term)
+                # The row of the child may be newer than the scan: it is a condition of the write
+                keys = self._deps.lease_table.restore_parents(child, parents) or ()
+                created = [parent for parent in parents if parent.lease_key in keys]
+                reason = f"the row was deleted before its child {child.shard_id} had begun"
+                self._note_created(run, stream, created, reason)
+        if len(run.created) == before_creation:
+            # Parents without rows that nobody reads are normal: do not list the shards every second
+            self._missing_parents[stream] = missing, now + self._audit_seconds
 
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         """Return all shards, after checking that the name still belongs to this stream."""
@@ -638,16 +615,15 @@ class Sync:
         """
         listings: dict[StreamId, tuple[Shard, ...]] = {}
         known = set(self._streams.known())
-        for memory in (self._holes, self._uncreated, self._audit_due):
+        for memory in (self._holes, self._uncreated, self._audit_due, self._missing_parents):
             for stream in memory.keys() - known:
                 del memory[stream]
         now = self._deps.clock.monotonic()
-        seconds = self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
 
         def audit_stream(stream: StreamId) -> None:
             if now < self._audit_due.get(stream, now):
                 return
-            self._audit_due[stream] = now + seconds
+            self._audit_due[stream] = now + self._audit_seconds
             rows = run.leases.of_stream(stream)
             if any(needs_listing(row) or row.lease_key in stale for row in rows):
                 listings[stream] = self._listed(stream)

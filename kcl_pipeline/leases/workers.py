@@ -621,6 +621,14 @@ class WorkerMetricsTable:
         if other not in (None, run_id):
             raise self._taken(worker_id, other)
 
+    def is_java(self, worker_id: str) -> bool:
+        """Return whether a worker has a row without a run id. Each worker of this package has one.
+
+        A process without a row, such as the sensor, is no Java worker.
+        """
+        item = self._store.get(worker_id)
+        return item is not None and is_worker(item) and text_of(item, RUN_ID) is None
+
     def _taken(self, worker_id: str, other: str | None) -> WorkerIdTakenError:
         return WorkerIdTakenError(
             f"another process has started under the worker id {worker_id!r}: its run is {other}",

@@ -265,10 +265,21 @@ def has_not_begun(lease: Lease) -> bool:
     return lease.checkpoint == TRIM_HORIZON and lease.pending_checkpoint is None
 
 
+def is_begun(lease: Lease) -> bool:
+    """Return whether the row shows that somebody has begun the shard, or has read it to its end.
+
+    A pending checkpoint is the first batch of a record processor.
+    """
+    return lease.pending_checkpoint is not None or not (
+        lease.checkpoint.is_sentinel and not lease.ended
+    )
+
+
 def restored_parents(
     stream: StreamId,
     shards: Iterable[Shard],
     missing: Collection[str],
+    unfinished: Collection[str],
     position: InitialPosition,
 ) -> tuple[Lease, ...]:
     """Leases for the parents of a child that has not begun, whose rows were deleted by hand.
@@ -277,30 +288,22 @@ def restored_parents(
         stream: The stream of the child.
         shards: An unfiltered listing. A parent that is not in it has left retention: none is made.
         missing: Bare shard ids of the parents without a row.
-        position: Where shard sync starts a shard.
+        unfinished: Shards of which the table has a position and no end. They are continued after
+            it, whatever the initial position is.
+        position: Where shard sync starts another shard.
 
     Returns:
-        The leases in creation order; none at LATEST.
+        The leases in creation order. At LATEST only those of unfinished shards: a parent is closed,
+        and there is no record after its end.
     """
     found = creation_order(shard for shard in shards if shard.shard_id in missing)
-    leases = (new_lease(stream, shard, Position(position)) for shard in found)
-    return tuple(lease for lease in leases if restored_lease(lease, position) is not None)
-
-
-def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
-    """Return the replacement of a row that was deleted by hand, as shard sync would create it.
-
-    None at LATEST: the shard is closed, and there is no record after its end.
-    """
     if position == "LATEST":
-        return None
-    return Lease(
-        lease_key=lease.lease_key,
-        checkpoint=Position(position),
-        parent_shard_ids=lease.parent_shard_ids,
-        hash_key_range=lease.hash_key_range,
-        stream=lease.stream,
-        recreated_millis=lease.recreated_millis,
+        found = [shard for shard in found if shard.shard_id in unfinished]
+    return tuple(
+        new_lease(
+            stream, shard, TRIM_HORIZON if shard.shard_id in unfinished else Position(position)
+        )
+        for shard in found
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kcl_pipeline.config import InitialPosition
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.planning.shard_sync import creation_order, new_lease
+from kcl_pipeline.planning.shard_sync import creation_order, is_begun, new_lease
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
@@ -41,7 +41,7 @@ def leases_with_stored(
         are left out.
     """
     ordered = creation_order(shards)
-    finished = _finished(ordered, rows, stored)
+    finished = finished_shards(ordered, rows, stored)
     initial_leases = [lease for lease in initial_leases if lease.shard_id not in finished]
     live = {lease.shard_id for lease in initial_leases}
     live |= {shard_id for shard_id, row in rows.items() if not row.ended}
@@ -66,21 +66,24 @@ def leases_with_stored(
     return (*(new_lease(stream, shard, start) for shard in added), *kept)
 
 
-def _finished(
+def finished_shards(
     ordered: Sequence[Shard], rows: Mapping[str, Lease], stored: Mapping[str, StoredPosition]
 ) -> set[str]:
     """Return the shards that have ended in the table, and all ancestors of begun shards.
 
     No shard begins before its parents have ended. A Java worker may have ended a shard that the
     table shows as unfinished; then its row was deleted after its children had begun.
+
+    Args:
+        ordered: Listed shards in creation order.
+        rows: Their leases by shard id.
+        stored: What the table stores, for each shard that it knows.
     """
     finished = {shard_id for shard_id, one in stored.items() if one.ended}
     for shard in reversed(ordered):
         row = rows.get(shard.shard_id)
         known = stored.get(shard.shard_id, NOTHING_STORED)
-        is_begun = known.has_begun or (
-            row is not None and (row.ended or not row.checkpoint.is_sentinel)
-        )
-        if is_begun or shard.shard_id in finished:
+        has_begun = known.has_begun or (row is not None and is_begun(row))
+        if has_begun or shard.shard_id in finished:
             finished.update(shard.parents)
     return finished

@@ -5,7 +5,8 @@ is gone. KCL starts a child whose parent has no row (protocol §6.6), because fi
 deleted. A row that was deleted by hand looks the same, but the rest of its shard would never be
 read. The child shows the difference. A finished lease is deleted only after all its children have
 begun (protocol §8.2). So if a child has not begun and its parent has no row, the row was deleted by
-hand.
+hand. The leader creates it (`leader.sync`), and the child waits. A Java leader does not: while it
+leads, the worker of the child creates the row.
 
 `LossCheck` reports records that are lost because the row of a held lease was deleted by hand, and
 `RetentionLosses` those that left retention before this application read them.
@@ -13,7 +14,7 @@ hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +34,14 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import is_removed
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
-from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
+from kcl_pipeline.planning.shard_sync import (
+    creation_order,
+    has_not_begun,
+    is_begun,
+    restored_parents,
+    with_initial_time,
+)
+from kcl_pipeline.planning.stored_shards import finished_shards
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
 from kcl_pipeline.shards import ChildShard, Shard, StreamId
 from kcl_pipeline.sinks.sink import Positions
@@ -60,7 +68,7 @@ class ParentRows:
 
 
 class ParentCheck:
-    """Decide whether blocked consumers may start, and restore deleted parents.
+    """Decide whether blocked consumers may start; restore deleted parents beside a Java leader.
 
     Any thread may call `look`. One thread calls the other methods.
 
@@ -114,7 +122,7 @@ class ParentCheck:
     def may_start(
         self, consumer: ShardProgress, rows: ParentRows, stored: Positions | None
     ) -> bool:
-        """Return whether the consumer may start now; create the rows of deleted parents.
+        """Return whether the consumer may start now; if Java leads, create rows of deleted parents.
 
         Args:
             consumer: A blocked consumer.
@@ -140,12 +148,44 @@ class ParentCheck:
             return rows.ended
         listed = self._listed(consumer.stream)
         deleted = {shard.shard_id for shard in listed}.intersection(missing)
+        deleted -= self._finished(consumer, listed) if deleted else set()
         self._closed_cases |= {lease.key_of_sibling(p) for p in missing - deleted}
         if not deleted:
             return rows.ended
         if stored is None:
             return False
-        return self._restore(consumer, listed, deleted, unfinished) and rows.ended
+        shard_sync = self._shard_sync_of(consumer.stream)
+        position = shard_sync.initial_position_in_stream
+        parents = with_initial_time(
+            restored_parents(consumer.stream, listed, deleted, unfinished, position),
+            shard_sync.initial_millis,
+        )
+        if not parents:
+            return self._report(lease, deleted, consumer.stream.name) and rows.ended
+        # A leader of this package creates the rows (`leader.sync`). One of Java does not.
+        if self._java_leads():
+            for key in self._leases.restore_parents(consumer.held, parents):
+                reason = f"the row was deleted before its child {lease.shard_id} had begun"
+                self._dependencies.events(LeasesCreated(consumer.stream.name, (key,), reason))
+        return False
+
+    def _java_leads(self) -> bool:
+        lock = self._dependencies.coordinator_table.read_lock()
+        return lock is not None and self._dependencies.worker_table.is_java(lock.owner_name)
+
+    def _finished(self, consumer: ShardProgress, listed: Sequence[Shard]) -> set[str]:
+        """Return the shards that count as ended, because a descendant has begun."""
+        lease = consumer.held.lease
+        ordered, descendants = creation_order(listed), {lease.shard_id}
+        for shard in ordered:
+            if not descendants.isdisjoint(shard.parents):
+                descendants.add(shard.shard_id)
+        descendants.remove(lease.shard_id)
+        table = self._dependencies.lease_table
+        found = {one: table.get(lease.key_of_sibling(one)) for one in sorted(descendants)}
+        rows = {one: row for one, row in found.items() if row is not None}
+        known = {} if self._stored is None else self._stored(consumer.stream, sorted(descendants))
+        return finished_shards(ordered, rows, known)
 
     def _unfinished(self, consumer: ShardProgress, missing: set[str]) -> set[str]:
         """Return the parents that the table shows as unfinished, and remove the ended ones.
@@ -153,8 +193,7 @@ class ParentCheck:
         A child at LATEST or AT_TIMESTAMP waits for an unfinished parent, too.
         """
         lease = consumer.held.lease
-        is_begun = lease.pending_checkpoint is not None or not lease.checkpoint.is_sentinel
-        if self._stored is None or is_begun:
+        if self._stored is None or is_begun(lease):
             return set()
         known = self._stored(consumer.stream, sorted(missing))
         ended = {parent for parent, one in known.items() if one.ended}
@@ -234,31 +273,6 @@ class ParentCheck:
             self._identity.confirm(stream, self._dependencies.clock.monotonic())
             self._listings[stream] = shards
         return self._listings[stream]
-
-    def _restore(
-        self,
-        consumer: ShardProgress,
-        listed: tuple[Shard, ...],
-        deleted: set[str],
-        unfinished: set[str],
-    ) -> bool:
-        """Create the rows of deleted parents; return whether the child need not wait for them."""
-        lease = consumer.held.lease
-        shard_sync = self._shard_sync_of(consumer.stream)
-        position = shard_sync.initial_position_in_stream
-        restored = with_initial_time(
-            (
-                *restored_parents(consumer.stream, listed, deleted & unfinished, "TRIM_HORIZON"),
-                *restored_parents(consumer.stream, listed, deleted - unfinished, position),
-            ),
-            shard_sync.initial_millis,
-        )
-        if not restored:
-            return self._report(lease, deleted, consumer.stream.name)
-        for key in self._leases.restore_parents(consumer.held, restored):
-            reason = f"the row was deleted before its child {lease.shard_id} had begun"
-            self._dependencies.events(LeasesCreated(consumer.stream.name, (key,), reason))
-        return False
 
     def _report(self, lease: Lease, deleted: set[str], stream: str) -> bool:
         """Report each deleted parent once, if the child's row, read after theirs, confirms it."""

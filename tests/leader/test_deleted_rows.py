@@ -1,5 +1,5 @@
-"""The leader restores the row of an unfinished lease that was deleted by hand while a child waits
-for it, and brings nothing back that was finished (protocol §8.2).
+"""The leader creates the row of an unfinished shard that was deleted by hand while a child waits,
+and brings nothing back that was finished (protocol §8.2).
 """
 
 from __future__ import annotations
@@ -7,15 +7,17 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.errors import SinkError, ThrottledError
-from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
+from kcl_pipeline.events import LeasesCreated, RecordsLost
+from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
 
 P0, P1, CHILD = (f"shardId-{number:012}" for number in range(3))
+CREATION = ("TransactWriteItems", f"{CHILD},{P1}")
 
 
 def merging(position="TRIM_HORIZON", **overrides):
@@ -28,6 +30,29 @@ def merging(position="TRIM_HORIZON", **overrides):
     world.model.merge("orders", P0, P1)
     world.workers["a"].finish(P0)
     return world
+
+
+def knows(stored):
+    """A table that stores positions."""
+
+    def ask(_stream, shard_ids):
+        if isinstance(stored, Exception):
+            raise stored
+        return {one: stored[one] for one in shard_ids if one in stored}
+
+    return ask
+
+
+def count_listings(world):
+    """The unfiltered and filtered listings from now on."""
+    listings, list_shards = [], world.kinesis.list_shards
+
+    def counted(*arguments):
+        listings.append(arguments)
+        return list_shards(*arguments)
+
+    world.kinesis.list_shards = counted
+    return listings
 
 
 def restored(world):
@@ -55,14 +80,13 @@ def test_the_row_is_restored_before_the_child_is_assigned(position):
     assert not world.happened(RecordsLost)
 
 
-def test_at_latest_the_rest_of_the_shard_is_reported_as_lost_once():
+def test_at_latest_a_shard_that_the_table_does_not_know_has_no_row():
+    """After its end there is nothing to read. The worker of the child reports what is lost."""
     world = merging("LATEST")
     world.leaders["leader"].run_once()
     world.leases.erase(P1)
     world.run(120)
     assert world.leases.get(P1) is None
-    lost = RecordsLost("leader", P1, LossReason.ROW_DELETED, Position("1000"), stream="orders")
-    assert world.happened(RecordsLost) == [lost]
 
 
 def test_a_child_that_has_begun_brings_nothing_back():
@@ -79,7 +103,7 @@ def test_a_child_that_has_begun_brings_nothing_back():
     assert world.leases.get(P1) is None
 
 
-@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "AT_TIMESTAMP"])
 def test_a_child_that_begins_after_the_scan_brings_nothing_back(position):
     world = merging(position)
     cycle = world.leaders["leader"]
@@ -88,7 +112,7 @@ def test_a_child_that_begins_after_the_scan_brings_nothing_back(position):
     child = world.leases.rows()[CHILD]
 
     def begins(operation, key):
-        if (operation, key) == ("GetItem", P1):
+        if (operation, key) == CREATION:
             world.leases.plant(child | {"checkpoint": {"S": "77"}})
 
     world.leases.store.before_call = begins
@@ -115,21 +139,78 @@ def test_a_scan_that_does_not_see_the_row_proves_nothing(position):
     assert world.leases.rows()[P1] == row
 
 
-def test_a_row_that_this_leader_has_not_seen_unfinished_is_left_to_the_workers():
-    """A child's lease that somebody created late brings back nothing: neither for a new leader nor
-    in a new term, in between of which others may have finished and deleted the parent.
-    """
+def test_a_new_leader_creates_a_row_that_it_has_never_seen():
+    """The row of the child proves that the parent's was deleted by hand."""
     world = merging()
-    cycle = world.leaders["leader"]
-    cycle.run_once()
     world.leases.erase(P1)
     world.clock.advance(60)
-    assert world.leader("other").run_once().led is False
+    world.leader("other").run_once()
     world.clock.advance(60)
     assert world.leaders["other"].run_once().led
-    world.leaders["other"].release()
-    assert cycle.run_once().led
+    assert restored(world) == [P1]
+
+
+@pytest.mark.parametrize("begun", ["its row", "the table"])
+def test_an_ancestor_of_a_begun_shard_has_ended(begun):
+    """A Java worker has read the parent and its child, whose row somebody creates again."""
+    world = merging()
+    world.model.split("orders", CHILD)
+    grandchild = "shardId-000000000003"
+    known = {P1: StoredPosition(1, Position("1"))}
+    if begun == "the table":
+        known[grandchild] = StoredPosition(1, Position("7"))
+    create_lease(
+        world.leases,
+        Lease(
+            grandchild,
+            Position("7") if begun == "its row" else TRIM_HORIZON,
+            parent_shard_ids=frozenset({CHILD}),
+        ),
+    )
+    cycle = world.leader(stored=knows(known), resume_own_name=True)
+    world.leases.erase(P1)
+    assert cycle.run_once().error is None
     assert restored(world) == []
+
+
+def test_the_parents_of_the_shards_at_which_a_stream_was_begun_get_no_rows():
+    world = World(
+        shards=2,
+        shard_sync={
+            "initial_position_in_stream": "AT_TIMESTAMP",
+            "initial_timestamp": "2030-01-01T00:00:00Z",
+        },
+    )
+    world.model.merge("orders", P0, P1)
+    create_lease(world.leases, Lease(CHILD, AT_TIMESTAMP, parent_shard_ids=frozenset({P0, P1})))
+    assert world.leader(stored=knows({})).run_once().error is None
+    assert list(world.table()) == [CHILD]
+
+
+def test_the_parents_of_a_begun_shard_are_not_looked_for():
+    """Their rows are deleted five minutes after their ends."""
+    world = merging()
+    world.run(20)
+    world.workers["a"].start_reading()
+    world.leaders["leader"].run_once()
+    world.leases.erase(P0)
+    world.leases.erase(P1)
+    listings = count_listings(world)
+    assert world.leaders["leader"].run_once().error is None
+    assert listings == []
+
+
+def test_while_nothing_changes_the_stream_is_listed_once_per_audit():
+    world = merging("LATEST")
+    cycle = world.leader(stored=knows({}), resume_own_name=True)
+    cycle.run_once()
+    world.leases.erase(P1)
+    listings = count_listings(world)
+    began = world.clock.monotonic()
+    while world.clock.monotonic() < began + 100:
+        cycle.run_once()
+        world.clock.advance(1)
+    assert len(listings) == 1
 
 
 def test_an_error_is_reported_and_the_row_is_restored_in_the_next_cycle():
@@ -137,10 +218,10 @@ def test_an_error_is_reported_and_the_row_is_restored_in_the_next_cycle():
     cycle = world.leaders["leader"]
     cycle.run_once()
     world.leases.erase(P1)
-    failures = iter([ThrottledError("slow down", operation="GetItem")])
+    failures = iter([ThrottledError("slow down", operation="TransactWriteItems")])
 
     def fails_once(operation, key):
-        if (operation, key) == ("GetItem", P1):
+        if (operation, key) == CREATION:
             for error in failures:
                 raise error
 
@@ -153,19 +234,19 @@ def test_an_error_is_reported_and_the_row_is_restored_in_the_next_cycle():
 
 def test_a_leader_that_was_replaced_while_it_looked_creates_nothing():
     world = merging()
-    cycle = world.leaders["leader"]
+    cycle, list_shards = world.leaders["leader"], world.kinesis.list_shards
     cycle.run_once()
     world.leases.erase(P1)
+    lock = world.coordinator.read_lock()
 
-    def replaced(operation, key):
-        if (operation, key) == ("GetItem", P1):
-            world.leases.store.before_call = lambda *_: None
-            other = world.leader("other")
-            assert not other.run_once().led
-            world.clock.advance(60)
-            assert other.run_once().led
+    def replaced(*arguments):
+        world.kinesis.list_shards = list_shards
+        other = LeaderLock("other", lock.lease_duration_millis, "other's")
+        world.clock.advance(60)
+        assert world.coordinator.put_lock(other, replacing=world.coordinator.read_lock())
+        return list_shards(*arguments)
 
-    world.leases.store.before_call = replaced
+    world.kinesis.list_shards = replaced
     assert cycle.run_once().led is False
     assert restored(world) == []
 
@@ -225,17 +306,6 @@ def test_of_several_streams_only_the_one_concerned_is_restored():
     assert restored(world) == [key]
     (event,) = [e for e in world.happened(LeasesCreated) if "deleted" in e.reason]
     assert event.stream == "orders"
-
-
-def knows(stored):
-    """A table that stores positions."""
-
-    def ask(_stream, shard_ids):
-        if isinstance(stored, Exception):
-            raise stored
-        return {one: stored[one] for one in shard_ids if one in stored}
-
-    return ask
 
 
 @pytest.mark.parametrize(("ends", "brought_back"), [(False, [P1]), (True, [])])

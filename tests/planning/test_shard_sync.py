@@ -17,7 +17,6 @@ from kcl_pipeline.planning.shard_sync import (
     leases_for_missing_shards,
     leases_for_new_stream,
     new_lease,
-    restored_lease,
     restored_parents,
     successors,
     unexpected_children,
@@ -302,19 +301,23 @@ def test_no_cleanup_deletes_a_parent_while_a_child_proves_its_deletion():
 @pytest.mark.parametrize("position", ["TRIM_HORIZON", "AT_TIMESTAMP"])
 def test_deleted_parents_are_restored_as_shard_sync_makes_them(position):
     shards = reference_tree()
-    found = restored_parents(STREAM, shards, {"shardId-7", "shardId-6", "shardId-99"}, position)
+    missing = {"shardId-7", "shardId-6", "shardId-99"}
+    found = restored_parents(STREAM, shards, missing, (), position)
     by_id = {s.shard_id: s for s in shards}
     expected = [
         new_lease(STREAM, by_id[one], Position(position)) for one in ("shardId-6", "shardId-7")
     ]
     assert list(found) == expected, "ancestors first, and none that is not listed"
-    held = expected[0].with_(owner="w", counter=7, checkpoint=Position("9"), throughput_kbps=3.0)
-    assert restored_lease(held, position) == expected[0]
+
+
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "AT_TIMESTAMP", "LATEST"])
+def test_a_shard_that_the_table_knows_is_continued_from_its_beginning(position):
+    (found,) = restored_parents(STREAM, reference_tree(), {"shardId-6"}, {"shardId-6"}, position)
+    assert found.checkpoint == TRIM_HORIZON
 
 
 def test_at_latest_nothing_is_restored():
-    assert restored_parents(STREAM, reference_tree(), {"shardId-6"}, "LATEST") == ()
-    assert restored_lease(Lease("shardId-6", Position("9")), "LATEST") is None
+    assert restored_parents(STREAM, reference_tree(), {"shardId-6"}, (), "LATEST") == ()
 
 
 @given(st.data(), histories())

@@ -1,5 +1,6 @@
 """A child waits for a parent whose row was deleted by hand, and for no other parent without a row
-(protocol §6.6, §8.2).
+(protocol §6.6, §8.2). A leader of this package creates the row; while a Java worker leads, the
+worker of the child does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from kcl_pipeline.events import (
     RecordsLost,
 )
 from kcl_pipeline.kinesis.identity import REFUSAL_KEPT_SECONDS
+from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Entry, shard_key
@@ -70,6 +73,12 @@ def records_of(world, shard_id, column="data"):
     return page.records.column(column).to_pylist()
 
 
+def java_leads(world):
+    """A Java worker has the lock and reports; it creates no row that was deleted."""
+    world.rows.report(WorkerMetrics("java-1", 1_700_000_000))
+    assert world.coordinator.put_lock(LeaderLock("java-1", 120_000, "v"), replacing=None)
+
+
 def held_child(world, checkpoint=TRIM_HORIZON, **attributes):
     """The child's lease in the hands of the worker, which looks at it once."""
     plant(world, CHILD, checkpoint, owner="w-1", **attributes)
@@ -115,9 +124,19 @@ def test_a_parent_whose_row_was_deleted_is_read_before_its_child():
     assert not world.of(RecordsLost)
 
 
+def test_a_worker_creates_no_row_while_no_java_worker_leads():
+    """The leader does; a process without a worker row, such as the sensor, is of this package."""
+    world = merged()
+    assert world.coordinator.put_lock(LeaderLock("sensor", 15_000, "v"), replacing=None)
+    consumer = held_child(world)
+    assert created(world) == []
+    assert consumer.state is ConsumerState.BLOCKED
+
+
 @pytest.mark.parametrize("position", ["TRIM_HORIZON", "AT_TIMESTAMP"])
 def test_the_restored_row_is_the_one_that_shard_sync_makes(position):
     world = merged(position, **(LONG_AGO if position == "AT_TIMESTAMP" else {}))
+    java_leads(world)
     consumer = held_child(world)
     (shard,) = [s for s in world.kinesis.list_shards(stream_of(world)) if s.shard_id == P1]
     millis = world.settings.shard_sync.initial_millis
@@ -131,6 +150,7 @@ def test_the_restored_row_is_the_one_that_shard_sync_makes(position):
 def test_a_deleted_row_is_restored_while_the_other_parent_is_still_read():
     """That may take days, and the records of this one leave retention meanwhile."""
     world = merged()
+    java_leads(world)
     plant(world, P0, Position("7"), owner="somebody", counter=3)
     held_child(world)
     assert created(world) == [P1]
@@ -150,11 +170,11 @@ def test_a_row_that_is_deleted_again_is_restored_again():
     plant(world, CHILD, TRIM_HORIZON)
     deleted = []
 
-    def delete_once():
-        if world.leases.get(P1) is not None and not deleted:
+    def delete_once(_operation, _key):
+        if world.leases.rows().get(P1) is not None and not deleted:
             deleted.append(world.leases.erase(P1))
 
-    world.jobs.before = delete_once
+    world.leases.store.after_call = delete_once
     world.run()
     assert deleted
     assert created(world) == [P1, P1]
@@ -163,6 +183,7 @@ def test_a_row_that_is_deleted_again_is_restored_again():
 
 def test_a_worker_that_sees_the_row_missing_a_little_late_leaves_the_new_one_alone():
     world = merged()
+    java_leads(world)
 
     plant(world, P1, Position("5"), owner="somebody", counter=8)
     row = world.leases.rows()[P1]
@@ -246,6 +267,7 @@ def test_parents_that_have_left_retention_are_not_waited_for_and_asked_for_once(
 def test_a_child_whose_lease_was_lost_restores_and_reports_nothing(position, begun):
     """Another worker has begun the child since, and a leader has deleted its finished parents."""
     world = merged(position)
+    java_leads(world)
     plant(world, CHILD, TRIM_HORIZON, owner="w-1")
     world.worker.leases.discover()
     last = "TransactWriteItems" if position == "TRIM_HORIZON" else "GetItem"
@@ -264,6 +286,7 @@ def test_a_child_whose_lease_was_lost_restores_and_reports_nothing(position, beg
 
 def test_a_child_whose_row_was_deleted_too_restores_nothing():
     world = merged()
+    java_leads(world)
     plant(world, CHILD, TRIM_HORIZON, owner="w-1")
     world.worker.leases.discover()
     world.leases.erase(CHILD)
@@ -301,6 +324,7 @@ def test_while_the_stream_or_the_sink_cannot_be_asked_the_child_waits(
     place, call, answer, monkeypatch
 ):
     world = merged()
+    java_leads(world)
     plant(world, CHILD, TRIM_HORIZON, owner="w-1")
     world.worker.leases.discover()
     with monkeypatch.context() as patch:

@@ -218,6 +218,9 @@ def test_a_child_that_has_not_begun_waits_for_a_deleted_parent_without_a_leader(
     world.run_without_leader(0.05)
     world.worker.leases.discover()
     world.run_without_leader(3)
-    assert world.leases.get(PARENT).checkpoint == TRIM_HORIZON
+    assert world.leases.get(PARENT) is None
     assert world.worker.lifecycle.consumers[CHILD].state is ConsumerState.BLOCKED
+    world.run(60)
+    assert world.leases.get(PARENT).ended
+    assert world.data() == sorted(world.sent)
     assert not world.of(RecordsLost)

@@ -1,10 +1,11 @@
 """Interleavings of a consumer's life across the end of a shard and the start of its child.
 
-The code under test is the production `Lifecycle`, `ParentCheck` and `TwoPhaseCommit` on
-`HeldLeases`. Two shards were merged. The first is finished, the second is held and has records, and
-their child waits. In addition to the workers there are these actors:
+The code under test is the production `Lifecycle`, `ParentCheck` and `BatchCommit` on `HeldLeases`.
+Two shards were merged. The first is finished, the second is held and has records, and their child
+waits. In addition to the workers there are these actors:
 
-- a leader that assigns leases without an owner and deletes finished ones,
+- a leader that assigns leases without an owner and deletes finished ones. It does not create
+  deleted rows, as if it were Java's: the worker of the child does,
 - an operator who deletes the row of the second parent,
 - a Java worker that starts a child whose parent has no row, and deletes the leases that it
   finished (protocol §6.6, §8.2).

@@ -13,14 +13,18 @@ from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
-from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import SinkShards
-from kcl_pipeline.leases.workers import WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.sinks.sink import Positions
+from kcl_pipeline.testing.tables import (
+    InMemoryCoordinatorStateTable,
+    InMemoryWorkerMetricsTable,
+)
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit import BatchCommit, ShardProgress
 from kcl_pipeline.worker.consumer import ConsumerState, LeaseStreams, Lifecycle, ShardConsumer
@@ -53,6 +57,19 @@ def _settings(position: InitialPosition) -> ConsumerSettings:
     return ConsumerSettings.model_validate(
         {"application_name": "app", "streams": ("orders",), "shard_sync": sync}
     )
+
+
+def _java_leads() -> CoordinatorStateTable:
+    """A Java worker leads: then the worker of a child creates the row of a deleted parent."""
+    table = InMemoryCoordinatorStateTable()
+    table.put_lock(LeaderLock("java", 120_000, "1"), replacing=None)
+    return table
+
+
+def _java_reports() -> WorkerMetricsTable:
+    table = InMemoryWorkerMetricsTable()
+    table.report(WorkerMetrics("java", 0))
+    return table
 
 
 class LineageKinesis:
@@ -120,8 +137,8 @@ class LineageProcess:
             worker_id=worker_id,
             settings=settings,
             lease_table=table,
-            worker_table=cast("WorkerMetricsTable", None),
-            coordinator_table=cast("CoordinatorStateTable", None),
+            worker_table=_java_reports(),
+            coordinator_table=_java_leads(),
             kinesis=cast("KinesisClient", LineageKinesis()),
             writer=bench.writer,
             sink=sink,

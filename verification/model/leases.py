@@ -8,8 +8,9 @@ repeated. A write that is refused although the row names its worker adopts the c
 checkpoint is one that the worker read or sent. If not, the worker starts at the row again.
 
 With `lineage` the model has a parent (shard 0) and its child (shard 1), whose rows come and go: a
-leader removes finished leases, somebody deletes the parent's row, and the child's worker restores
-it (`worker.shards.parents`).
+leader removes finished leases, somebody deletes the parent's row, and a leader creates it again, or
+the child's worker while a Java worker leads (`leader.sync`, `worker.losses`). The leader may have
+been paused since its scan, so its step depends on the rows alone.
 
 Rules:
 
@@ -181,6 +182,7 @@ class Leases:
                     yield f"crash p{process}", _spent(s._replace(slots=slots), "moves")
         if self.lineage:
             yield from self._cleanup(s)
+            yield from self._restored_by_leader(s)
             if s.left.deletions and s.rows[PARENT] != ABSENT:
                 gone = _with_row(s, PARENT, ABSENT)
                 gone = gone._replace(past=s.past._replace(deleted=True))
@@ -227,6 +229,12 @@ class Leases:
         yield f"assign s{plan.shard} to w{plan.target}", changed._replace(plan=None)
         if s.left.lost:
             yield "assigned without an answer", _spent(changed, "lost")
+
+    def _restored_by_leader(self, s: State) -> Iterator[tuple[str, State]]:
+        """Create the parent's row in one transaction, if it is absent and the child not begun."""
+        blind = self.without == "child in the restoration"
+        if s.rows[PARENT] == ABSENT and (s.rows[CHILD].checkpoint == 0 or blind):
+            yield "the leader restores s0", self._created(s, PARENT)
 
     def _cleanup(self, s: State) -> Iterator[tuple[str, State]]:
         """Read the rows, then remove one on condition of the checkpoint read."""
