@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         HandoffStarted,
         HangStep,
         HoleFound,
-        LagMeasured,
         LeaderElected,
         LeadershipLost,
         LeaseDeleted,
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
         LeaseTask,
         LossReason,
         Measurement,
-        MemoryMeasured,
         MetricsDropped,
         MetricsEndpointOpened,
         MetricsExportFailed,
@@ -94,6 +92,7 @@ if TYPE_CHECKING:
         ShardsLeftToOthers,
         ShardStalled,
         StallStep,
+        StatusMeasured,
         StreamsDiffer,
         StreamUnavailable,
         TableRestored,
@@ -146,8 +145,9 @@ if TYPE_CHECKING:
     from kcl_pipeline.spark.session import build_session
     from kcl_pipeline.status.limits import CheckLimits
     from kcl_pipeline.stream_config import StreamConfig, StreamSelector
-    from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+    from kcl_pipeline.worker.summary import StopReason, WorkerSummary
     from kcl_pipeline.worker.worker import Worker
+    from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 
 __all__ = [
     "RECORD_SCHEMA",
@@ -201,7 +201,6 @@ __all__ = [
     "KinesisDataSource",
     "KinesisPipeline",
     "KinesisPipelineComponent",
-    "LagMeasured",
     "LeaderElected",
     "LeadershipLost",
     "LeaseDeleted",
@@ -217,7 +216,6 @@ __all__ = [
     "LeasesCreated",
     "LossReason",
     "Measurement",
-    "MemoryMeasured",
     "MetricsDropped",
     "MetricsEndpointOpened",
     "MetricsExportFailed",
@@ -255,6 +253,7 @@ __all__ = [
     "SinkError",
     "SparkResource",
     "StallStep",
+    "StatusMeasured",
     "StopReason",
     "Strategy",
     "StreamConfig",
@@ -274,12 +273,13 @@ __all__ = [
     "WorkerIdShared",
     "WorkerIdTakenError",
     "WorkerMetricsTableResource",
-    "WorkerProgress",
     "WorkerResumed",
     "WorkerStarted",
     "WorkerState",
+    "WorkerStatus",
     "WorkerStopped",
     "WorkerSummary",
+    "WorkerTotals",
     "__version__",
     "build_session",
     "ignore_events",
@@ -311,8 +311,9 @@ _NAMES: Final = {
     "spark.java": "java_command",
     "spark.session": "build_session",
     "stream_config": "StreamConfig StreamSelector",
-    "worker.summary": "StopReason WorkerProgress WorkerSummary",
+    "worker.summary": "StopReason WorkerSummary",
     "worker.worker": "Worker",
+    "worker_status": "WorkerStatus WorkerTotals",
 }
 """Names by module, except errors and events. A test compares them with the imports above."""
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from kcl_pipeline.position import Position
+from kcl_pipeline.worker_status import WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -1114,44 +1115,21 @@ class TaskFinished(Measurement):
 
 
 @dataclass(frozen=True, slots=True)
-class LagMeasured(Measurement):
-    """A worker has measured the lag of its leases. It does so whenever it renews them.
+class StatusMeasured(Measurement):
+    """A worker has measured its status. It does so whenever it renews its leases.
 
     Attributes:
-        millis_behind_latest: Age of the oldest record that is not committed, by lease key. 0: no
-            record waits.
-        unknown: Number of leases whose lag is not known yet.
+        status: Its counters since its start, and its gauges now.
 
     Example:
-        >>> from kcl_pipeline import LagMeasured
-        >>> event = LagMeasured(worker_id="w-1", millis_behind_latest={})
-        >>> event.millis_behind_latest
-        {}
+        >>> from kcl_pipeline import StatusMeasured, WorkerStatus
+        >>> event = StatusMeasured("w-1", WorkerStatus(lag_millis=250))
+        >>> event.status.lag_millis
+        250
     """
 
     worker_id: str
-    millis_behind_latest: Mapping[str, int]
-    unknown: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryMeasured(Measurement):
-    """A worker has measured the memory of its records and results, whenever it renews its leases.
-
-    Attributes:
-        used_bytes: Bytes that are counted (`memory.MemoryBudget`).
-        max_bytes: The limit (`worker.record_memory_max_bytes`).
-
-    Example:
-        >>> from kcl_pipeline import MemoryMeasured
-        >>> event = MemoryMeasured(worker_id="w-1", used_bytes=3, max_bytes=3)
-        >>> event.used_bytes
-        3
-    """
-
-    worker_id: str
-    used_bytes: int
-    max_bytes: int
+    status: WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)

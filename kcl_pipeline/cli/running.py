@@ -18,7 +18,7 @@ from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import counted
-from kcl_pipeline.worker.summary import WorkerProgress
+from kcl_pipeline.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,14 +134,14 @@ def replaying(context: OperationContext) -> Iterator[OperationContext]:
         )
 
 
-def progress_line(progress: WorkerProgress) -> str:
+def progress_line(progress: WorkerStatus) -> str:
     """The counters of a period in one line, with the lag of committed data."""
     lag = "unknown" if progress.lag_millis is None else f"{progress.lag_millis} ms"
-    unknown = len(progress.lag_unknown)
+    unknown, done = progress.unknown_lags, progress.totals
     parts = [
-        f"{progress.records:,} records, {progress.bytes / 1e6:,.1f} MB in {progress.seconds:.0f} s",
+        f"{done.records:,} records, {done.bytes / 1e6:,.1f} MB in {done.seconds:.0f} s",
         f"lag {lag}" + (f" ({counted(unknown, 'shard')} not read yet)" if unknown else ""),
-        counted(len(progress.leases), "lease"),
+        counted(len(progress.positions), "lease"),
     ]
     parts += [f"{len(progress.stalled)} stalled"] if progress.stalled else []
     parts += [f"{len(progress.paused)} paused"] if progress.paused else []

@@ -35,7 +35,8 @@ from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
     from kcl_pipeline.pipeline import KinesisPipeline
@@ -149,7 +150,7 @@ def _run(
 ) -> WorkerSummary:
     """Build and run the worker, again after each pause unless it drains."""
 
-    def on_progress(progress: WorkerProgress) -> None:
+    def on_progress(progress: WorkerStatus) -> None:
         line = f"{name}: {progress_line(progress)}"
         show.echo(line, err=True)
         if report is not None:
@@ -170,7 +171,7 @@ def _run(
     try:
         return run_once() if is_drain else run_between_pauses(run_once, pipeline, clock, stop)
     except StoppedWhileRetryingError as error:
-        return WorkerSummary(StopReason.STOPPED, WorkerProgress(name, 0.0), str(error))
+        return WorkerSummary(name, StopReason.STOPPED, WorkerStatus(), str(error))
 
 
 def run_between_pauses(
@@ -282,10 +283,10 @@ def as_dict(
         "seconds": round(total.seconds, 1),
         "records": total.records,
         "bytes": total.bytes,
-        "rows_written": total.rows_written,
+        "rows_written": total.rows,
         "batches": total.batches,
         "dead_letters": total.dead_letters,
         "handoffs": total.handoffs,
-        "table_version": total.table_version,
+        "table_version": summary.status.table_version,
         "elsewhere": dict(summary.elsewhere),
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the help of the command line loads this module
     from kcl_pipeline.config import ConsumerSettings
     from kcl_pipeline.control.application import ApplicationControl
     from kcl_pipeline.leases.application import ApplicationIdentity
-    from kcl_pipeline.worker.summary import WorkerProgress
+    from kcl_pipeline.worker_status import WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class OperationContext:
     stop: StopSignal | None = None
     session_factory: Callable[[], Any] | None = None
     events: EventSink = ignore_events
-    on_progress: Callable[[WorkerProgress], None] = field(default=lambda _: None)
+    on_progress: Callable[[WorkerStatus], None] = field(default=lambda _: None)
     default_id: str | None = None
     say: Callable[[str], None] = field(default=lambda _: None)
 

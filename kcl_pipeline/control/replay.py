@@ -425,7 +425,7 @@ class RangeReplay:
                 progress_seconds=progress_seconds,
             )
             total = done.total
-            counts = (total.records, total.rows_written, total.dead_letters)
+            counts = (total.records, total.rows, total.dead_letters)
             if done.reason is not StopReason.DRAINED:
                 is_stopped = done.reason is StopReason.STOPPED
                 why = done.error or (STOPPED if is_stopped else str(done.reason))

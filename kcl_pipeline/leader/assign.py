@@ -82,18 +82,14 @@ from kcl_pipeline.leases.application import (
 from kcl_pipeline.leases.codec import LEADER_KEY
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
-from kcl_pipeline.leases.workers import (
-    UnavailableStream,
-    WorkerListing,
-    WorkerMetrics,
-    WorkerMetricsTable,
-)
+from kcl_pipeline.leases.workers import WorkerListing, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.planning.state import Observation, Prepared, prepare, whole_plan
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.unexpected import described
+from kcl_pipeline.worker_status import UnavailableStream
 
 _HEARTBEATS_OFF_AFTER_FAILURES: Final = 2
 _PLAN_SHARE: Final = 1 / 3

@@ -23,12 +23,13 @@ from kcl_pipeline.leader.sync import (
 )
 from kcl_pipeline.leases.application import ApplicationRecord
 from kcl_pipeline.leases.row import BadRow, Lease
-from kcl_pipeline.leases.workers import UnavailableStream, WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.planning.state import prepare, whole_plan
+from kcl_pipeline.worker_status import UnavailableStream
 
 
 @dataclass(frozen=True, slots=True)

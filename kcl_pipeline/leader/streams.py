@@ -37,8 +37,8 @@ from kcl_pipeline.leases.application import (
     InitialPositions,
     RecordedStream,
 )
-from kcl_pipeline.leases.workers import UnavailableStream
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker_status import UnavailableStream
 
 ASK_SECONDS: Final = 60.0
 MAX_STREAMS: Final = 10_000

@@ -62,7 +62,6 @@ from kcl_pipeline.leases.application import (
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
-from kcl_pipeline.leases.workers import UnavailableStream
 from kcl_pipeline.planning.cleanup import (
     Deletion,
     children_to_fill,
@@ -87,6 +86,7 @@ from kcl_pipeline.planning.stored_shards import finished_shards, leases_with_sto
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.worker_status import UnavailableStream
 
 MIN_ANSWERS: Final = 3
 """Usable answers of a selection that must lack a stream before it is removed."""

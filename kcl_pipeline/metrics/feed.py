@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.metrics import ALL_DIMENSIONS, MetricsSettings
-from kcl_pipeline.events import CycleFinished, Event, EventSink, LagMeasured, MetricsExportFailed
+from kcl_pipeline.events import CycleFinished, Event, EventSink, MetricsExportFailed, StatusMeasured
 from kcl_pipeline.metrics.exporters.exporter import CLOSE_SECONDS, Exporter, IsGone
 from kcl_pipeline.metrics.instruments import (
     CALL,
@@ -233,9 +233,9 @@ class MetricsFeed:
         if values:
             for exporter in self._exporters:
                 self._try(exporter, lambda target: target.record(values))
-        if isinstance(event, LagMeasured):
-            self._forget(self._dimensions.measured(event.millis_behind_latest))
-        if isinstance(event, LagMeasured | CycleFinished):
+        if isinstance(event, StatusMeasured):
+            self._forget(self._dimensions.measured(lag.lease_key for lag in event.status.lags))
+        if isinstance(event, StatusMeasured | CycleFinished):
             self._forget(self._dimensions.gone_streams())
         if isinstance(event, CycleFinished):
             if self._led and not event.led:

@@ -287,10 +287,10 @@ def _phase(name: str) -> FedBy:
     return {ev.BatchCommitted: lambda e: e.milliseconds.get(name)}
 
 
-def _largest_lag(e: ev.LagMeasured) -> float | None:
-    if not e.millis_behind_latest and e.unknown:
-        return None
-    return max(e.millis_behind_latest.values(), default=0)
+def _largest_lag(e: ev.StatusMeasured) -> float | None:
+    if e.status.lag_millis is None and not e.status.unknown_lags:
+        return 0  # The worker holds no lease.
+    return e.status.lag_millis
 
 
 MILLIS_BEHIND_LATEST: Final = histogram(
@@ -298,7 +298,7 @@ MILLIS_BEHIND_LATEST: Final = histogram(
     _PROCESS,
     SUMMARY,
     "age of the oldest record of a shard that is not committed",
-    {ev.LagMeasured: lambda e: e.millis_behind_latest},
+    {ev.StatusMeasured: lambda e: {lag.lease_key: lag.millis for lag in e.status.lags}},
     dimensions=OF_LEASE,
     prometheus=Kind.GAUGE,
 )
@@ -327,7 +327,7 @@ _PROCESSING: Final = (
         "ApplicationTracker",
         SUMMARY,
         "largest lag of the worker's shards",
-        {ev.LagMeasured: _largest_lag},
+        {ev.StatusMeasured: _largest_lag},
         prometheus=Kind.GAUGE,
     ),
     counter(
@@ -512,7 +512,7 @@ _PROCESSING: Final = (
         "RecordMemory",
         _PROCESS,
         "bytes of records and results in the worker",
-        {ev.MemoryMeasured: lambda e: e.used_bytes},
+        {ev.StatusMeasured: lambda e: e.status.memory_bytes},
         dimensions=OF_WORKER,
         unit=Unit.BYTES,
         in_kcl=False,
@@ -521,7 +521,7 @@ _PROCESSING: Final = (
         "RecordMemoryLimit",
         _PROCESS,
         "limit of `RecordMemory`, at which reading waits",
-        {ev.MemoryMeasured: lambda e: e.max_bytes},
+        {ev.StatusMeasured: lambda e: e.status.memory_limit_bytes},
         dimensions=OF_WORKER,
         unit=Unit.BYTES,
         in_kcl=False,

@@ -12,9 +12,10 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.errors import WorkerIdTakenError
-from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable, WorkerStatus
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.metrics.cpu import FULL_PERCENT, OWN_CPU, MetricProvider
 from kcl_pipeline.text import printable
+from kcl_pipeline.worker_status import WorkerStatus
 
 FAILED_INTERVAL: Final = -1.0
 MAX_RAW_VALUES: Final = 300

@@ -29,7 +29,7 @@ from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.application import Losses, Pause
 from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
-from kcl_pipeline.leases.workers import UnavailableStream, WorkerListing, WorkerMetrics
+from kcl_pipeline.leases.workers import WorkerListing, WorkerMetrics
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.orchestration.checks import dead_letters_last_hour, number_in
 from kcl_pipeline.orchestration.names import REPLACES_TAG, VERSION_TAG, Names, PipelineResources
@@ -69,6 +69,7 @@ from kcl_pipeline.status.findings import idle_text
 from kcl_pipeline.status.rows import OwnerChanges
 from kcl_pipeline.status.snapshot import Failure, LifeObservation, Snapshot, all_streams
 from kcl_pipeline.text import counted
+from kcl_pipeline.worker_status import UnavailableStream
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.cycle import LeaderCycle

@@ -25,7 +25,7 @@ from kcl_pipeline.orchestration.worker_op import RunEvents
 from kcl_pipeline.pipeline.output import identity_of_settings
 from kcl_pipeline.settings_errors import settings_sentence
 from kcl_pipeline.signals import stop_on_signals
-from kcl_pipeline.worker.summary import WorkerProgress
+from kcl_pipeline.worker_status import WorkerStatus
 
 _SCALARS: Mapping[Any, Any] = {bool: dg.Bool, int: dg.Int, float: dg.Float}
 
@@ -141,13 +141,13 @@ def _run(
 ) -> Effect:
     settings, clients = pipeline.settings, resources.aws.clients
 
-    def progress(now: WorkerProgress) -> None:
+    def progress(now: WorkerStatus) -> None:
         context.log.info(
             "%d records, %d rows in %.0f s; %d leases",
-            now.records,
-            now.rows_written,
-            now.seconds,
-            len(now.leases),
+            now.totals.records,
+            now.totals.rows,
+            now.totals.seconds,
+            len(now.positions),
         )
 
     def identity() -> ApplicationIdentity:

@@ -5,8 +5,7 @@ and moves, and when each report is made.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from operator import add, lt, sub
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import dagster as dg
@@ -26,6 +25,7 @@ from kcl_pipeline.status.rows import OwnerChange, cpu_of, lease_rows, worker_row
 from kcl_pipeline.status.snapshot import Snapshot, group_by_stream
 from kcl_pipeline.status.streams import is_lease_stream
 from kcl_pipeline.text import counted, duration_text
+from kcl_pipeline.worker_status import WorkerTotals
 
 # Define one observation of the application, from which the sensor makes its reports.
 
@@ -66,42 +66,21 @@ FORGET_SECONDS: Final = 3600.0
 _MEGABYTE: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What was committed: by a worker since its start, or by the fleet in a period."""
-
-    records: int = 0
-    bytes: int = 0
-    rows: int = 0
-    batches: int = 0
-    dead_letters: int = 0
-
-    def __add__(self, other: "Figures") -> "Figures":
-        return Figures(*map(add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: "Figures") -> "Figures":
-        return Figures(*map(sub, astuple(self), astuple(other)))
-
-    def below(self, other: "Figures") -> bool:
-        """Whether any figure is smaller than in `other`."""
-        return any(map(lt, astuple(self), astuple(other)))
-
-
 @dataclass(slots=True)
 class _Process:
-    """One process of a worker: its figures at the last report and now."""
+    """One process of a worker: its totals at the last report and now."""
 
-    base: Figures
-    base_seconds: float
-    latest: Figures
-    seconds: float
+    base: WorkerTotals
+    latest: WorkerTotals
     reported_at: float
 
     @property
     def per_second(self) -> tuple[float, float]:
         """Records and bytes per second, by the worker's own clock."""
-        elapsed, done = self.seconds - self.base_seconds, self.latest - self.base
-        return (done.records / elapsed, done.bytes / elapsed) if elapsed > 0 else (0.0, 0.0)
+        done = self.latest - self.base
+        if done.seconds <= 0:
+            return 0.0, 0.0
+        return done.records / done.seconds, done.bytes / done.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +94,7 @@ class Period:
         seconds: Length of the period.
     """
 
-    done: Figures
+    done: WorkerTotals
     records_per_second: float
     bytes_per_second: float
     seconds: float
@@ -134,7 +113,7 @@ class FleetTotals:
     reported_at: float = 0.0
     processes: dict[tuple[str, str | None], _Process] = field(default_factory=dict)
     left_out: dict[str, float] = field(default_factory=dict)
-    ended: Figures = field(default_factory=Figures)
+    ended: WorkerTotals = field(default_factory=WorkerTotals)
     was_idle: bool = True
 
     def observe(
@@ -151,31 +130,17 @@ class FleetTotals:
             self.watched_since = self.reported_at = now
         self.left_out.update(dict.fromkeys(left_out, now))
         for row in rows:
-            totals = None if row.status is None else row.status.totals
-            if row.status is None or totals is None or row.worker_id in self.left_out:
+            if row.status is None or row.worker_id in self.left_out:
                 continue
-            figures = Figures(
-                totals.records,
-                totals.bytes,
-                totals.rows,
-                totals.batches,
-                row.status.dead_letters,
-            )
-            key = (row.worker_id, row.run_id)
+            totals, key = row.status.totals, (row.worker_id, row.run_id)
             known = self.processes.get(key)
-            if known is not None and not figures.below(known.latest):
-                known.latest, known.seconds, known.reported_at = figures, totals.seconds, now
+            if known is not None and not totals.is_below(known.latest):
+                known.latest, known.reported_at = totals, now
                 continue
             if known is not None:
                 self.ended += known.latest - known.base
             is_new = totals.seconds <= now - self.watched_since
-            self.processes[key] = _Process(
-                Figures() if is_new else figures,
-                0.0 if is_new else totals.seconds,
-                figures,
-                totals.seconds,
-                now,
-            )
+            self.processes[key] = _Process(WorkerTotals() if is_new else totals, totals, now)
 
     def is_due(self, now: float, period_seconds: float) -> bool:
         """Whether a period has passed since the last report, or the first rows have come.
@@ -197,9 +162,9 @@ class FleetTotals:
             done += one.latest - one.base
             per_second = one.per_second
             records, size = records + per_second[0], size + per_second[1]
-            one.base, one.base_seconds = one.latest, one.seconds
+            one.base = one.latest
         period = Period(done, records, size, now - self.reported_at)
-        self.ended, self.reported_at, self.was_idle = Figures(), now, not done.batches
+        self.ended, self.reported_at, self.was_idle = WorkerTotals(), now, not done.batches
         self.processes = {
             key: one
             for key, one in self.processes.items()
@@ -266,9 +231,8 @@ def output_metadata(
         unowned: See `lag_percentiles`.
     """
     statuses = [worker.status for worker in workers if worker.status is not None]
-    totals = [status.totals for status in statuses if status.totals is not None]
-    done, commit = period.done, _largest([one.commit_millis_p99 for one in totals])
-    put_to_commit = _largest([one.put_to_commit_millis_p99 for one in totals])
+    done, commit = period.done, _largest([one.commit_millis_p99 for one in statuses])
+    put_to_commit = _largest([one.put_to_commit_millis_p99 for one in statuses])
     oldest = min((worker.last_update_seconds for worker in workers), default=None)
     p50, p99, largest = lag_percentiles(workers, unowned) or (None, None, None)
     has_letters = done.dead_letters and dead_letter_table is not None
@@ -292,7 +256,7 @@ def output_metadata(
             "period": dg.MetadataValue.text(f"{period.seconds:.0f} s"),
             "commit_seconds_p99": None if commit is None else commit / 1000,
             "put_to_commit_seconds_p99": None if put_to_commit is None else put_to_commit / 1000,
-            "table_version": _largest([one.table_version for one in totals]),
+            "table_version": _largest([one.table_version for one in statuses]),
             "dead_letter_table": dg.MetadataValue.path(str(dead_letter_table))
             if has_letters
             else None,

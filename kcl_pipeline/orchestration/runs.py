@@ -29,7 +29,8 @@ from kcl_pipeline.orchestration.names import (
 from kcl_pipeline.orchestration.options import PipelineLike
 from kcl_pipeline.status.snapshot import RunProblem
 from kcl_pipeline.text import counted, duration_text, printable
-from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus
 
 # Convert a worker's counters to Dagster metadata.
 #
@@ -41,7 +42,7 @@ MAX_ROWS: Final = 50
 ADDITIVE: Final = (
     "records",
     "bytes",
-    "rows_written",
+    "rows",
     "batches",
     "dead_letters",
     "refused_batches",
@@ -84,15 +85,15 @@ def _type_of(rows: list[dict[str, Any]], name: str) -> str:
     return "float" if all(isinstance(v, int | float) for v in values) else "string"
 
 
-def period_text(progress: WorkerProgress) -> str:
+def period_text(progress: WorkerStatus) -> str:
     """One reporting period of one worker as a sentence."""
-    unknown = len(progress.lag_unknown)
+    unknown, done = progress.unknown_lags, progress.totals
     parts = [
-        f"{counted(progress.records, 'record')} in {progress.seconds:.0f} s",
+        f"{counted(done.records, 'record')} in {done.seconds:.0f} s",
         f"lag {lag_text(progress.lag_millis)}"
         + (f" (of {counted(unknown, 'shard')} not known yet)" if unknown else ""),
-        *(f"{key} does not advance: {step}" for key, step in sorted(progress.stalled.items())),
-        *(f"{key} is paused: {why}" for key, why in sorted(progress.paused.items())),
+        *sorted(f"{one.lease_key} does not advance: {one.step}" for one in progress.stalled),
+        *sorted(f"{one.lease_key} is paused: {one.reason}" for one in progress.paused),
     ]
     return "; ".join(parts)
 
@@ -102,7 +103,7 @@ def _text(value: object) -> dg.TextMetadataValue | None:
 
 
 def final_metadata(
-    summary: WorkerSummary, last: WorkerProgress | None, *, sensor_counts: bool
+    summary: WorkerSummary, last: WorkerStatus | None, *, sensor_counts: bool
 ) -> dict[str, Any]:
     """Metadata of a worker that has stopped.
 
@@ -114,24 +115,21 @@ def final_metadata(
         sensor_counts: Whether the reports of the sensor have the counters of this worker. If not,
             they are numbers here, too.
     """
-    total = summary.total
-    positions = total.positions or (last.positions if last else {})
+    total, status = summary.total, summary.status
+    positions = status.positions or (last.positions if last else {})
     version = (
-        total.table_version
-        if total.table_version is not None
+        status.table_version
+        if status.table_version is not None
         else (last.table_version if last else None)
     )
-    metadata = {
-        "rows" if name == "rows_written" else name: getattr(total, name)
-        for name in (() if sensor_counts else ADDITIVE)
-    } | {
+    metadata = {name: getattr(total, name) for name in (() if sensor_counts else ADDITIVE)} | {
         "run_records": total.records,
         "run_handoffs": total.handoffs,
-        "worker": dg.MetadataValue.text(total.worker_id),
+        "worker": dg.MetadataValue.text(summary.worker_id),
         "stopped": dg.MetadataValue.text(str(summary.reason)),
         "whole_run": dg.MetadataValue.text(
             f"{counted(total.records, 'record')}, {counted(total.bytes, 'byte')}, "
-            f"{counted(total.rows_written, 'row')}, {counted(total.batches, 'batch', 'batches')}, "
+            f"{counted(total.rows, 'row')}, {counted(total.batches, 'batch', 'batches')}, "
             f"{counted(total.dead_letters, 'dead letter')}, {counted(total.handoffs, 'handoff')} "
             f"in {total.seconds:.0f} s"
         ),

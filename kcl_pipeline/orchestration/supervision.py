@@ -643,7 +643,7 @@ def _still_failed(
     if failed.is_new and not any(code.is_outdated(run) for run in workers.runs.values()):
         return None
     row = workers.rows.get(failed.worker_id or "")
-    letters = 0 if row is None or row.status is None else row.status.dead_letters
+    letters = 0 if row is None or row.status is None else row.status.totals.dead_letters
     return failed.model_copy(update={"dead_letters": max(failed.dead_letters, letters)})
 
 
@@ -710,7 +710,7 @@ def _failed(
         reason=f"worker {printable(worker_id)} {fault}",
         worker_id=worker_id,
         at=now,
-        dead_letters=0 if status is None else status.dead_letters,
+        dead_letters=0 if status is None else status.totals.dead_letters,
     )
 
 
@@ -798,7 +798,7 @@ def _waits_for(
         return f"has not read {counted(taken - read, 'shard')} yet"
     if status is None or status.paused_leases:  # shards that were paused before
         return None
-    has_committed = status.totals is not None and status.totals.batches > 0
+    has_committed = status.totals.batches > 0
     if status.failed_batches or (status.lag_millis and not has_committed):
         return "has not committed a batch yet"
     return None
@@ -806,8 +806,7 @@ def _waits_for(
 
 def _age(row: WorkerMetrics) -> float:
     """For how long a worker has run, by its own clock."""
-    totals = None if row.status is None else row.status.totals
-    return 0.0 if totals is None else totals.seconds
+    return 0.0 if row.status is None else row.status.totals.seconds
 
 
 def _name(run: RunView) -> str:

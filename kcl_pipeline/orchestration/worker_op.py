@@ -46,7 +46,8 @@ from kcl_pipeline.orchestration.specs import OutputTable, column_lineage
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 
 # Report a running worker to Dagster: its events, and when a drain has ended.
 #
@@ -134,9 +135,9 @@ class RunReporter:
         self._clock = clock
         self._pipeline = pipeline
         self._continuous = continuous
-        self.last: WorkerProgress | None = None
+        self.last: WorkerStatus | None = None
 
-    def __call__(self, progress: WorkerProgress) -> None:
+    def __call__(self, progress: WorkerStatus) -> None:
         """Report one period.
 
         Writes one log entry with the period's events. A drain, which no sensor reports, also logs
@@ -155,11 +156,9 @@ class RunReporter:
         except Exception:  # noqa: BLE001 (an error of Dagster's storage must not stop the worker)
             _log.exception("cannot report this period to Dagster")
 
-    def report_totals(self, total: WorkerProgress) -> None:
+    def report_totals(self, total: WorkerTotals) -> None:
         """Tag the run with what its worker read, landed and handed over."""
-        landed = (
-            f"{counted(total.rows_written, 'row')} in {counted(total.batches, 'batch', 'batches')}"
-        )
+        landed = f"{counted(total.rows, 'row')} in {counted(total.batches, 'batch', 'batches')}"
         if total.dead_letters:
             landed += f", {counted(total.dead_letters, 'dead letter')}"
         tags = {
@@ -369,7 +368,7 @@ def _end(
     total = summary.total
     context.log.info(
         "worker %s stopped (%s) after %d records in %d batches",
-        total.worker_id,
+        summary.worker_id,
         summary.reason,
         total.records,
         total.batches,
@@ -401,10 +400,10 @@ def _failure(
     """The error that ends the run. None: the worker ended as planned."""
     reason = summary.reason
     if reason is StopReason.DRAIN_REQUESTED:
-        if not summary.total.paused:
+        if not summary.status.paused:
             return None
-        key, why = next(iter(sorted(summary.total.paused.items())))
-        text = f"the worker was asked to end, and {key} was paused: {why}"
+        first = min(summary.status.paused, key=lambda pause: pause.lease_key)
+        text = f"the worker was asked to end, and {first.lease_key} was paused: {first.reason}"
         return dg.Failure(text, allow_retries=False)
     if reason is StopReason.DRAINED:
         return None

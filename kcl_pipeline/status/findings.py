@@ -22,13 +22,13 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.leases.coordinator import UnreadableLock
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.leases.workers import WorkerStatus
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.planning.state import is_failing
 from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.status.snapshot import Failure, RunProblem, Snapshot, group_by_stream
 from kcl_pipeline.status.streams import is_lease_stream
 from kcl_pipeline.text import counted, duration_text, printable
+from kcl_pipeline.worker_status import WorkerStatus
 
 SHOWN: Final = 5
 HOT_RATIO: Final = 2.0
@@ -289,18 +289,16 @@ def stands_still(snapshot: Snapshot, lease: Lease) -> str | None:
     idle = idle_seconds(status)
     if (seconds := unchanged.get(key, 0.0)) >= STILL_SECONDS:
         text = f"its checkpoint has not changed for {duration_text(seconds)}"
-    elif idle is not None and idle >= STILL_SECONDS:
+    elif idle >= STILL_SECONDS:
         text = f"its worker has committed no batch for {duration_text(idle)}"
     else:
         return None
     return f"{text}: a batch takes long or is repeated"
 
 
-def idle_seconds(status: WorkerStatus) -> float | None:
+def idle_seconds(status: WorkerStatus) -> float:
     """For how long the worker has committed no batch: since its last one, or its start."""
-    if status.totals is None:
-        return None
-    last = status.totals.last_batch_seconds
+    last = status.last_batch_seconds
     return status.totals.seconds if last is None else last
 
 
@@ -319,9 +317,8 @@ def idle_text(snapshot: Snapshot) -> str | None:
     states = [w.status for w in snapshot.live if w.status is not None]
     if lag is None or lag > NO_LAG_SECONDS or any(one.unknown_lags for one in states):
         return None
-    totals = [one.totals for one in states if one.totals is not None]
-    batches = [one.last_batch_seconds for one in totals if one.last_batch_seconds is not None]
-    silent = min(batches) if batches else max((one.seconds for one in totals), default=0.0)
+    batches = [one.last_batch_seconds for one in states if one.last_batch_seconds is not None]
+    silent = min(batches) if batches else max((one.totals.seconds for one in states), default=0.0)
     if silent < STILL_SECONDS:
         return None
     event = "the last batch was committed" if batches else "the workers started"
@@ -512,7 +509,7 @@ def _dead_letters(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
         "transform or the producer, then replay them. See docs/dead-letters.md"
     )
     if count is None:
-        failed = sum(w.status.dead_letters for w in snapshot.live if w.status is not None)
+        failed = sum(w.status.totals.dead_letters for w in snapshot.live if w.status is not None)
         text = f"{counted(failed, 'record')} failed since the workers started"
         if failed:
             text += ": they are dead letters, or skipped with failed_records='skip'"

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.leases.workers import WorkerMetrics, WorkerStatus
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.planning.state import is_failing
 from kcl_pipeline.status.snapshot import Snapshot, unlisted_lags
 from kcl_pipeline.text import counted, duration_text
+from kcl_pipeline.worker_status import WorkerStatus
 
 MAX_MOVES: Final = 20
 
@@ -219,8 +220,8 @@ def worker_rows(snapshot: Snapshot, separator: str) -> list[WorkerRow]:
                 limit[0] if limit else None,
                 None if lag is None else lag / 1000,
                 status.unknown_lags,
-                None if status.totals is None else status.totals.last_batch_seconds,
-                status.dead_letters,
+                status.last_batch_seconds,
+                status.totals.dead_letters,
                 round(snapshot.age(worker), 1),
                 worker.run_id,
                 status.version,

@@ -18,9 +18,10 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leases.application import ApplicationRecord, Losses, Pause, streams_to_read
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock, UnreadableLock
 from kcl_pipeline.leases.row import BadRow, Lease
-from kcl_pipeline.leases.workers import UnavailableStream, WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker_status import UnavailableStream
 
 JAVA_PERIOD_SECONDS: Final = 30.0
 """A worker of the Java KCL writes its row once per this time."""

@@ -288,10 +288,13 @@ class Lifecycle:
         self._processors = sink if isinstance(sink, ProcessorCalls) else None
 
     def positions(self) -> dict[str, str]:
-        """Return the committed positions by lease key, without those that are not started yet."""
+        """Return the committed positions by lease key, without those that are not started yet.
+
+        Any thread may call it.
+        """
         return {
             key: str(consumer.committed)
-            for key, consumer in self.consumers.items()
+            for key, consumer in dict(self.consumers).items()
             if consumer.committed is not None
         }
 

@@ -702,14 +702,14 @@ class ShardPause:
 
 
 class PausedShards:
-    """The paused shards of one worker. Any thread may call `current` and `reasons`."""
+    """The paused shards of one worker. Any thread may call `current`."""
 
     def __init__(self, dependencies: WorkerDependencies) -> None:
         self._dependencies = dependencies
         self._lock = threading.Lock()
         self._pauses: dict[str, ShardPause] = {}
-        # By lease key, when a paused shard was given away, and the reason of its pause
-        self._given: dict[str, tuple[float, str]] = {}
+        # By lease key, when a paused shard was given away, and its pause
+        self._given: dict[str, tuple[float, ShardPause]] = {}
         self._refused: set[str] = set()
 
     def current(self) -> dict[str, ShardPause]:
@@ -717,20 +717,16 @@ class PausedShards:
         with self._lock:
             return dict(self._pauses)
 
-    def reasons(self) -> dict[str, str]:
-        """Return the reason of each pause by lease key."""
-        return {key: pause.reason for key, pause in self.current().items()}
-
-    def reasons_at_the_end(self) -> dict[str, str]:
-        """Return the reasons of a worker that was asked to end.
+    def at_the_end(self) -> dict[str, ShardPause]:
+        """Return the paused shards of a worker that was asked to end.
 
         The leader moves its leases as soon as it was asked, and the worker learns up to a report
         period later that it was. So a shard also counts if it was paused when it was given away, at
         most `GIVEN_SECONDS` ago.
         """
         since = self._dependencies.clock.monotonic() - GIVEN_SECONDS
-        given = {key: reason for key, (at, reason) in self._given.items() if at >= since}
-        return given | self.reasons()
+        given = {key: pause for key, (at, pause) in self._given.items() if at >= since}
+        return given | self.current()
 
     def pause(self, lease_key: str, reason: str) -> float:
         """Note a failed attempt; return the wait before the next one in seconds.
@@ -768,7 +764,7 @@ class PausedShards:
         now = self._dependencies.clock.monotonic()
         for key in [key for key in self._pauses if key not in consumers]:
             with self._lock:
-                self._given[key] = now, self._pauses.pop(key).reason
+                self._given[key] = now, self._pauses.pop(key)
         for key in [key for key, (at, _) in self._given.items() if now - at > GIVEN_SECONDS]:
             del self._given[key]
         self._refused &= consumers.keys()
@@ -794,15 +790,15 @@ class PausedShards:
             )
 
 
-def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:
+def reason_sentence(paused: Mapping[str, ShardPause], unread: str | None) -> str:
     """Return why a worker failed.
 
     Args:
-        paused: Reasons of paused shards. The sentence has their number and the first reason.
+        paused: The paused shards. The sentence has their number and the first reason.
         unread: What a drain did not read. None: it read everything.
     """
     if not paused:
         return unread or "no shard is paused"
     key = min(paused)
     count = f"{len(paused)} shards are paused" if len(paused) > 1 else "a shard is paused"
-    return "; ".join(filter(None, (unread, f"{count}: {key}: {paused[key]}")))
+    return "; ".join(filter(None, (unread, f"{count}: {key}: {paused[key].reason}")))

@@ -13,9 +13,8 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import (
     AwsTrouble,
-    LagMeasured,
     LeaseTask,
-    MemoryMeasured,
+    StatusMeasured,
     TaskFinished,
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
@@ -23,9 +22,9 @@ from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.status import Lag
 from kcl_pipeline.worker.threads import InFlight
 from kcl_pipeline.worker.watch import HangWatch, StallWatch, UselessWatch
+from kcl_pipeline.worker_status import WorkerStatus
 
 FIRST_DISCOVERY_SECONDS: Final = 1.0
 CHANGING_DISCOVERY_SECONDS: Final = 0.5
@@ -82,7 +81,7 @@ class LeaseLoop:
         *,
         hangs: HangWatch,
         useless: UselessWatch,
-        lag: Callable[[], Lag],
+        status: Callable[[], WorkerStatus],
         has_committed: Callable[[], bool],
         replaced: Callable[[], Collection[LeaseTask]],
         no_table: Callable[[], None],
@@ -94,7 +93,7 @@ class LeaseLoop:
         self._stalls = stalls
         self._hangs = hangs
         self._useless = useless
-        self._lag = lag
+        self._status = status
         self._has_committed = has_committed
         self._has_told_commit = False
         self._replaced = replaced
@@ -139,17 +138,7 @@ class LeaseLoop:
             self._hangs.look()
             if LeaseTask.DISCOVERY not in replaced:
                 self._useless.look(self._leases, self._source)
-            lag = self._lag()
-            self._dependencies.events(
-                LagMeasured(self._dependencies.worker_id, lag.millis, len(lag.unknown))
-            )
-            memory = self._dependencies.memory
-            if memory is not None:
-                self._dependencies.events(
-                    MemoryMeasured(
-                        self._dependencies.worker_id, memory.used_bytes, memory.max_bytes
-                    )
-                )
+            self._dependencies.events(StatusMeasured(self._dependencies.worker_id, self._status()))
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()
             if not self._stop.is_set() and LeaseTask.DISCOVERY not in replaced:

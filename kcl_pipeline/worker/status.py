@@ -1,8 +1,8 @@
-"""The status of a worker: counters since its start, gauges now, and the reports made from them.
+"""What the status of a worker is made of: counters since its start, its lag, and gauges.
 
 `WorkerStats` counts. `LagTracker` measures the lag of the table, which is the age of the oldest
-record that is not committed. From these, `worker_status` makes the status in the worker metrics
-row, and `WorkerStats` the progress of a period and the summary of the worker's lifetime.
+record that is not committed. `worker_status` makes the one value (`WorkerStatus`) from these and
+from what the watches found.
 
 The age of a record counts from its arrival. Clocks of two hosts are never compared. Kinesis reports
 how far a response is behind the tip. Arrival times of one response are subtracted from each other.
@@ -23,18 +23,6 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import BatchCommitted
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.workers import (
-    MAX_STALLED,
-    HungState,
-    PausedLease,
-    StalledLease,
-    UnavailableStream,
-    WorkerStatus,
-    WorkerTotals,
-    furthest_behind,
-    lags_by_stream,
-    other_lags,
-)
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.version import __version__
 from kcl_pipeline.worker.commit import Committed
@@ -42,7 +30,16 @@ from kcl_pipeline.worker.consumer import Lifecycle
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import ShardPause, SplitBatch
 from kcl_pipeline.worker.sources import BatchSource, SourcedBatch
-from kcl_pipeline.worker.summary import WorkerProgress
+from kcl_pipeline.worker_status import (
+    HungState,
+    PausedLease,
+    StalledLease,
+    UnavailableStream,
+    WorkerStatus,
+    WorkerTotals,
+    lags_by_stream,
+    lags_of,
+)
 
 UNKNOWN_SECONDS: Final = 30.0
 """After this time without a read, the lag of a shard is the time since its lease was gained.
@@ -127,40 +124,24 @@ class LagTracker:
         return Lag(millis, tuple(sorted(unknown)))
 
 
-_LATENCY_SAMPLES: Final = 10_000
 RECENT_SECONDS: Final = 300.0
 """Percentiles cover the batches of this time."""
 _BATCHES: Final = 1_000
 _SAMPLES: Final = 100
 
 
-@dataclass(slots=True)
-class StatsPeriod:
-    """Counters of one period.
-
-    Attributes:
-        began: Start of the period (monotonic seconds).
-        counts: Numbers by their name in `WorkerProgress`.
-        latencies: Put-to-commit milliseconds of at most the last 10,000 sampled records.
-    """
-
-    began: float
-    counts: Counter[str] = field(default_factory=Counter)
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCY_SAMPLES))
-
-
 class WorkerStats:
-    """Counters of the current period and of the worker's lifetime.
+    """The counters of a worker since its start, and the durations of its newest batches.
 
-    Only the processing thread uses it, except where a method says otherwise.
+    The processing thread counts. Any thread may read.
     """
 
     def __init__(self, dependencies: WorkerDependencies, leases: HeldLeases) -> None:
         self._dependencies = dependencies
         self._leases = leases
-        self._life = StatsPeriod(dependencies.clock.monotonic())
-        self._period = StatsPeriod(dependencies.clock.monotonic())
-        self._recent = RecentBatches(dependencies.clock)
+        self._began = dependencies.clock.monotonic()
+        self._counts: Counter[str] = Counter()
+        self.recent = RecentBatches(dependencies.clock)
         self.table_version: int | None = None
 
     def note_commit(
@@ -192,18 +173,16 @@ class WorkerStats:
         self.count(
             records=part.records,
             bytes=read,
-            rows_written=done.rows,
+            rows=done.rows,
             batches=1,
             dead_letters=failed,
         )
-        for period in (self._period, self._life):
-            period.latencies.extend(waits)
         if done.version is not None and self._dependencies.sink.stores_positions:
             self.table_version = done.version
         # A record processor writes nothing. Its calls are measured one by one.
         is_written = not isinstance(self._dependencies.sink, ProcessorCalls)
         writing = {"write": written_millis} if is_written else {}
-        self._recent.note(written_millis + sum(done.milliseconds.values()), waits)
+        self.recent.note(written_millis + sum(done.milliseconds.values()), waits)
         self._dependencies.events(
             BatchCommitted(
                 self._dependencies.worker_id,
@@ -219,82 +198,21 @@ class WorkerStats:
         )
 
     def count(self, **more: int) -> None:
-        """Add numbers by their name in `WorkerProgress`."""
-        for period in (self._period, self._life):
-            period.counts.update(more)
+        """Add numbers by their name in `WorkerTotals`."""
+        self._counts.update(more)
+
+    def seconds(self) -> float:
+        """Return the seconds since the worker started."""
+        return self._dependencies.clock.monotonic() - self._began
 
     def totals(self) -> WorkerTotals:
-        """Return what the worker has committed since it started. Any thread may call it."""
-        commit, put_to_commit = self._recent.percentiles_99()
-        counts = self._life.counts
-        return WorkerTotals(
-            seconds=self._dependencies.clock.monotonic() - self._life.began,
-            records=counts["records"],
-            bytes=counts["bytes"],
-            rows=counts["rows_written"],
-            batches=counts["batches"],
-            last_batch_seconds=self._recent.last_age_seconds(),
-            commit_millis_p99=commit,
-            put_to_commit_millis_p99=put_to_commit,
-            table_version=self.table_version,
-        )
+        """Return what the worker has done since it started."""
+        return WorkerTotals(self.seconds(), **self._counts)
 
     @property
     def batches(self) -> int:
-        """Number of batches in the worker's lifetime. Any thread may read it."""
-        return self._life.counts["batches"]
-
-    @property
-    def dead_letters(self) -> int:
-        """Number of dead letters in the worker's lifetime. Any thread may read it."""
-        return self._life.counts["dead_letters"]
-
-    def period_seconds(self) -> float:
-        """Return the seconds since the current period began."""
-        return self._dependencies.clock.monotonic() - self._period.began
-
-    def close_period(
-        self,
-        *,
-        lag: Lag,
-        positions: Mapping[str, str],
-        stalled: Mapping[str, str],
-        paused: Mapping[str, str],
-    ) -> WorkerProgress:
-        """End the period and begin the next; return the counters and gauges of the ended one."""
-        done, self._period = self._period, StatsPeriod(self._dependencies.clock.monotonic())
-        return self._progress(done, lag, paused, positions, stalled)
-
-    def total(self, *, lag: Lag, paused: Mapping[str, str]) -> WorkerProgress:
-        """Return the counters of the worker's lifetime."""
-        return self._progress(self._life, lag, paused, {}, {})
-
-    def _progress(
-        self,
-        period: StatsPeriod,
-        lag: Lag,
-        paused: Mapping[str, str],
-        positions: Mapping[str, str],
-        stalled: Mapping[str, str],
-    ) -> WorkerProgress:
-        """Combine the counters of a period with the newest gauges."""
-        p50, p99 = (
-            np.percentile(period.latencies, [50, 99]).tolist() if period.latencies else (None, None)
-        )
-        return WorkerProgress(
-            worker_id=self._dependencies.worker_id,
-            seconds=self._dependencies.clock.monotonic() - period.began,
-            **period.counts,
-            leases=tuple(sorted(positions)),
-            millis_behind_latest=dict(lag.millis),
-            lag_unknown=lag.unknown,
-            paused=dict(paused),
-            positions=dict(positions),
-            stalled=dict(stalled),
-            table_version=self.table_version,
-            put_to_commit_millis_p50=p50,
-            put_to_commit_millis_p99=p99,
-        )
+        """Number of committed batches since the worker started."""
+        return self._counts["batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,13 +277,13 @@ def worker_status(
     hung: HungState | None,
     stalled: tuple[StalledLease, ...] = (),
 ) -> WorkerStatus:
-    """Return the status now. The next renewals write up to when the shards are read.
+    """Return the status now. Any thread may call it.
 
     Args:
         dependencies: The dependencies of the worker.
         leases: The held leases.
         source: Knows how far each shard was read.
-        lifecycle: Knows which shards wait for their parents.
+        lifecycle: Knows which shards wait for their parents, and the committed positions.
         stats: Counts committed batches and dead letters.
         lag: The lag of committed data.
         pauses: The paused shards.
@@ -374,6 +292,42 @@ def worker_status(
         hung: Set while the worker is hung.
         stalled: The leases that make no progress, those that stand still longest first.
     """
+    now, memory = dependencies.clock.monotonic(), dependencies.memory
+    paused = tuple(
+        PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
+    )
+    failed_batches, failure = sink_failures
+    commit, put_to_commit = stats.recent.percentiles_99()
+    return WorkerStatus(
+        lag_millis=lag.worst_millis,
+        unknown_lags=len(lag.unknown),
+        paused=paused,
+        paused_leases=len(paused),
+        lags=lags_of(lag.millis),
+        failed_batches=failed_batches,
+        failure=failure,
+        unavailable=unavailable,
+        totals=stats.totals(),
+        version=__version__,
+        streams=lags_by_stream(lag.millis, lag.unknown),
+        hung=hung,
+        stalled=stalled,
+        stalled_leases=len(stalled),
+        read_leases=_read_leases(leases, source, lifecycle),
+        last_batch_seconds=stats.recent.last_age_seconds(),
+        commit_millis_p99=commit,
+        put_to_commit_millis_p99=put_to_commit,
+        table_version=stats.table_version,
+        memory_bytes=None if memory is None else memory.used_bytes,
+        memory_limit_bytes=None if memory is None else memory.max_bytes,
+        positions=lifecycle.positions(),
+    )
+
+
+def note_read_up_to(
+    dependencies: WorkerDependencies, leases: HeldLeases, source: BatchSource, lag: Lag
+) -> None:
+    """Let the next renewals write up to when the shards are read."""
     now, sink = dependencies.clock.monotonic(), dependencies.sink
     processors = sink if isinstance(sink, ProcessorCalls) else None
     for key, millis in lag.millis.items():
@@ -388,29 +342,6 @@ def worker_status(
         served = state.read_up_to_millis + (state.behind_millis or 0)
         committed = served + round((now - state.read_at) * 1000) - millis
         leases.note_read_up_to(key, min(state.read_up_to_millis, committed))
-    paused = tuple(
-        PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
-    )
-    more_lags, more_lags_millis = other_lags(lag.millis)
-    return WorkerStatus(
-        lag.worst_millis,
-        len(lag.unknown),
-        paused,
-        len(paused),
-        furthest_behind(lag.millis),
-        stats.dead_letters,
-        *sink_failures,
-        unavailable=unavailable,
-        totals=stats.totals(),
-        version=__version__,
-        more_lags=more_lags,
-        more_lags_millis=more_lags_millis,
-        streams=lags_by_stream(lag.millis, lag.unknown),
-        hung=hung,
-        stalled=stalled[:MAX_STALLED],
-        stalled_leases=len(stalled),
-        read_leases=_read_leases(leases, source, lifecycle),
-    )
 
 
 def _read_leases(leases: HeldLeases, source: BatchSource, lifecycle: Lifecycle) -> int:

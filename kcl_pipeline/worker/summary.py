@@ -1,6 +1,6 @@
-"""Reports of a worker: progress while it runs, and a summary after it stopped.
+"""The summary of a worker after it stopped.
 
-They are apart from `status`, because the command line uses them before it loads pyarrow.
+It is apart from `status`, because the command line uses it before it loads pyarrow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from kcl_pipeline.text import counted, printable
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 
 SHOWN_OWNERS: Final = 5
 
@@ -34,54 +35,6 @@ class StopReason(StrEnum):
     ID_TAKEN = "id_taken"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerProgress:
-    """Counters and gauges of one worker for one reporting period.
-
-    The final report covers the lifetime of the worker. Counters can be added over periods and
-    workers.
-
-    Attributes:
-        seconds: Length of the period.
-        bytes: Payload that was read.
-        millis_behind_latest: Lag of committed data by lease (see `worker.status.Lag`).
-        positions: Newest position per held lease, as "sequence number" or "sequence/sub".
-        stalled: Stalled leases, and the step that each waits in (`events.StallStep`).
-        lag_unknown: Leases whose lag is not known yet.
-        paused: Reasons of paused shards by lease.
-
-    Example:
-        >>> from kcl_pipeline import WorkerProgress
-        >>> def show(progress: WorkerProgress) -> None:
-        ...     print(progress.records, progress.lag_millis)
-        >>> worker.run(stop, on_progress=show)  # doctest: +SKIP
-    """
-
-    worker_id: str
-    seconds: float
-    records: int = 0
-    bytes: int = 0
-    rows_written: int = 0
-    batches: int = 0
-    dead_letters: int = 0
-    refused_batches: int = 0
-    handoffs: int = 0
-    leases: tuple[str, ...] = ()
-    millis_behind_latest: Mapping[str, int] = field(default_factory=dict)
-    positions: Mapping[str, str] = field(default_factory=dict)
-    stalled: Mapping[str, str] = field(default_factory=dict)
-    table_version: int | None = None
-    put_to_commit_millis_p50: float | None = None
-    put_to_commit_millis_p99: float | None = None
-    lag_unknown: tuple[str, ...] = ()
-    paused: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def lag_millis(self) -> int | None:
-        """The largest `millis_behind_latest`. None: no lag is known."""
-        return max(self.millis_behind_latest.values(), default=None)
-
-
 def owners_text(shards: Mapping[str, int]) -> str:
     """Return workers with their numbers of shards as text: those with the most, at most five."""
     ordered = sorted(shards.items(), key=lambda item: (-item[1], item[0]))
@@ -92,11 +45,12 @@ def owners_text(shards: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """Why a worker stopped, and the counters of its lifetime.
+    """Why a worker stopped, and its last status.
 
     Attributes:
+        worker_id: The worker.
         reason: Why it stopped.
-        total: The counters.
+        status: Its last status.
         error: Why it failed. None: it did not.
         elsewhere: How many unfinished shards each other worker held at the end of a drain. The
             drain did not wait for their records.
@@ -106,10 +60,16 @@ class WorkerSummary:
         >>> summary.total.records  # doctest: +SKIP
     """
 
+    worker_id: str
     reason: StopReason
-    total: WorkerProgress
+    status: WorkerStatus
     error: str | None = None
     elsewhere: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> WorkerTotals:
+        """What the worker did in its lifetime."""
+        return self.status.totals
 
     @property
     def elsewhere_sentence(self) -> str | None:

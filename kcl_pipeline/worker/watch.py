@@ -38,12 +38,12 @@ from kcl_pipeline.events import (
     WorkerResumed,
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.workers import HungState, StalledLease
 from kcl_pipeline.processors.thread import RunningCall
 from kcl_pipeline.text import printable
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker_status import HungState, StalledLease
 
 
 @dataclass(frozen=True, slots=True)

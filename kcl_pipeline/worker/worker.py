@@ -8,7 +8,7 @@ worker while a step hangs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -31,7 +31,6 @@ from kcl_pipeline.leases.application import streams_as_recorded
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import check_application
 from kcl_pipeline.leases.stored_shards import SinkShards
-from kcl_pipeline.leases.workers import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CheckedSink
@@ -60,6 +59,7 @@ from kcl_pipeline.worker.status import (
     Lag,
     LagTracker,
     WorkerStats,
+    note_read_up_to,
     worker_status,
 )
 from kcl_pipeline.worker.stopping.drain import DrainWatch
@@ -70,9 +70,10 @@ from kcl_pipeline.worker.stopping.leaving import (
     Leaving,
 )
 from kcl_pipeline.worker.stopping.processing import Processing
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 from kcl_pipeline.worker.watch import Activity, HangWatch, StallWatch, UselessWatch, WatchedWriter
+from kcl_pipeline.worker_status import WorkerStatus
 
 JOIN_SECONDS: Final = 0.5
 """How long a stop waits for threads that may hang in a call."""
@@ -127,7 +128,7 @@ class Worker:
             dependencies.metric,
             run_id=dependencies.run_id,
             replaces=dependencies.replaces,
-            status=self._status,
+            status=self._reported_status,
         )
         self._retrieval = Retrieval(
             settings, dependencies.kinesis, dependencies.fan_out, clock, events, dependencies.spawn
@@ -190,7 +191,7 @@ class Worker:
             self._stop,
             hangs=self.hangs,
             useless=self.useless,
-            lag=self.lag,
+            status=self.status,
             has_committed=lambda: self.stats.batches > 0,
             replaced=lambda: replaced_tasks(self.coordination.version),
             no_table=tables.note,
@@ -311,7 +312,7 @@ class Worker:
         stop: StopSignal,
         *,
         mode: Mode = "continuous",
-        on_progress: Callable[[WorkerProgress], None] | None = None,
+        on_progress: Callable[[WorkerStatus], None] | None = None,
         progress_seconds: float = 60.0,
     ) -> WorkerSummary:
         """Process batches until a stop, a drain request, or the end of a drain.
@@ -324,7 +325,8 @@ class Worker:
             stop: Ends the run when it is set.
             mode: `drain` ends the run when all records that the streams had at its start are in
                 the table.
-            on_progress: Receives the progress. None: no progress is reported.
+            on_progress: Receives the status with the totals of the time since the last call. None:
+                nobody does.
             progress_seconds: Minimum time between two progress reports.
         """
         background = Background(self._dependencies.clock, self._dependencies.spawn)
@@ -355,9 +357,10 @@ class Worker:
         self,
         background: Background,
         drain: DrainWatch | None,
-        on_progress: Callable[[WorkerProgress], None] | None,
+        on_progress: Callable[[WorkerStatus], None] | None,
         progress_seconds: float,
     ) -> StopReason:
+        told = self.status()
         while True:
             background.check()
             ending = self._ending()
@@ -370,12 +373,22 @@ class Worker:
                 self.source.wait(self._stop, self._dependencies.idle_seconds)
             if self.hangs.gave_up:
                 return StopReason.HUNG
-            if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
-                self._activity.enter(HangStep.REPORTING)
-                on_progress(self._progress())
-                self._activity.enter(None)
+            if on_progress is not None:
+                told = self._report_progress(on_progress, progress_seconds, told)
             if drain is not None and drain.done():
                 return self.reason_of_drain()
+
+    def _report_progress(
+        self, on_progress: Callable[[WorkerStatus], None], seconds: float, told: WorkerStatus
+    ) -> WorkerStatus:
+        """Report what was done since `told`, if that is long ago; return the last status told."""
+        if self.stats.seconds() - told.totals.seconds < seconds:
+            return told
+        self._activity.enter(HangStep.REPORTING)
+        now = self.status()
+        on_progress(now.since(told))
+        self._activity.enter(None)
+        return now
 
     def _ending(self) -> StopReason | None:
         """Return why the worker must end, even in the middle of a batch. None: it goes on."""
@@ -408,17 +421,18 @@ class Worker:
     def summary(self, reason: StopReason) -> WorkerSummary:
         """Return the summary of the worker's lifetime."""
         pauses, was_asked = self._runner.pauses, reason is StopReason.DRAIN_REQUESTED
-        paused = pauses.reasons_at_the_end() if was_asked else pauses.reasons()
-        total = self.stats.total(lag=self.lag(), paused=paused)
+        paused = pauses.at_the_end() if was_asked else pauses.current()
+        status = self.status(paused)
         if reason is StopReason.HUNG:
-            return WorkerSummary(reason, total, self.hangs.sentence())
+            return WorkerSummary(self.worker_id, reason, status, self.hangs.sentence())
         if reason is StopReason.USELESS:
-            return WorkerSummary(reason, total, self.useless.sentence())
+            return WorkerSummary(self.worker_id, reason, status, self.useless.sentence())
         if self.reporter.taken is not None:
-            return WorkerSummary(StopReason.ID_TAKEN, total, self._taken_sentence())
+            taken = StopReason.ID_TAKEN
+            return WorkerSummary(self.worker_id, taken, status, self._taken_sentence())
         error = reason_sentence(paused, self._unread) if reason is StopReason.FAILED else None
         elsewhere = {} if self._drain is None else self._drain.elsewhere
-        return WorkerSummary(reason, total, error, elsewhere)
+        return WorkerSummary(self.worker_id, reason, status, error, elsewhere)
 
     def _verify_run(self) -> bool:
         return self.reporter.verify_run()
@@ -451,8 +465,17 @@ class Worker:
         """Return the lag of committed data. Any thread may call it."""
         return self._lag.current(self.source.lag())
 
-    def _status(self) -> WorkerStatus:
-        """Return the status for the worker metrics row. The thread that renews leases calls it."""
+    def _reported_status(self) -> WorkerStatus:
+        """Return the status for the worker metrics row."""
+        note_read_up_to(self._dependencies, self.leases, self.source, self.lag())
+        return self.status()
+
+    def status(self, paused: Mapping[str, ShardPause] | None = None) -> WorkerStatus:
+        """Return the status now. Any thread may call it.
+
+        Args:
+            paused: The paused shards. None: those that are paused now.
+        """
         return worker_status(
             self._dependencies,
             self.leases,
@@ -460,7 +483,7 @@ class Worker:
             self.lifecycle,
             self.stats,
             self.lag(),
-            self.paused(),
+            self.paused() if paused is None else paused,
             sink_failures=self._runner.sink_failures,
             unavailable=self.coordination.standby.unavailable,
             hung=self.hangs.hung,
@@ -493,14 +516,6 @@ class Worker:
         if self._dependencies.range_jobs is not None:
             self._dependencies.range_jobs.close()
         self._dependencies.events(WorkerStopped(self.worker_id, reason))
-
-    def _progress(self) -> WorkerProgress:
-        return self.stats.close_period(
-            lag=self.lag(),
-            positions=self.lifecycle.positions(),
-            stalled=self.stalls.stalled,
-            paused=self._runner.pauses.reasons(),
-        )
 
 
 def _users_steps(dependencies: WorkerDependencies) -> Collection[HangStep]:

@@ -7,9 +7,9 @@ import pytest
 
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.running import progress_line
-from kcl_pipeline.leases.workers import MAX_LAGS, LeaseLag, PausedLease, WorkerMetrics, WorkerStatus
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import SHARD_END
-from kcl_pipeline.worker.summary import WorkerProgress
+from kcl_pipeline.worker_status import MAX_LAGS, LeaseLag, PausedLease, WorkerStatus, WorkerTotals
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -132,7 +132,16 @@ def test_what_others_wrote_is_shown_as_it_is_and_moves_no_cursor(fleet):
 def test_a_paused_shard_is_shown_with_its_reason_and_its_lag(fleet):
     pause = PausedLease(fleet.keys[0], "16 of 16 records fail", 40.0)
     lags = (LeaseLag(fleet.keys[0], 61_250),)
-    state = WorkerStatus(61_250, 2, (pause,), 1, lags, 12, 3, "SinkError: no such table")
+    state = WorkerStatus(
+        61_250,
+        2,
+        (pause,),
+        1,
+        lags,
+        3,
+        "SinkError: no such table",
+        totals=WorkerTotals(dead_letters=12),
+    )
     fleet.tables.workers.report(
         WorkerMetrics("blue-1", int(time.time()) - 7, status=state, run_id="run-1")
     )
@@ -188,17 +197,18 @@ def test_watch_looks_again_and_shows_moves(fleet, monkeypatch):
 @pytest.mark.parametrize(
     ("progress", "line"),
     [
-        (WorkerProgress("w", 10.0), "0 records, 0.0 MB in 10 s; lag unknown; 0 leases"),
         (
-            WorkerProgress(
-                "w",
-                10.0,
-                records=1_200,
-                bytes=2_000_000,
-                leases=("s-0", "s-1"),
-                millis_behind_latest={"s-0": 0},
-                lag_unknown=("s-1",),
-                paused={"s-0": "why"},
+            WorkerStatus(totals=WorkerTotals(10.0)),
+            "0 records, 0.0 MB in 10 s; lag unknown; 0 leases",
+        ),
+        (
+            WorkerStatus(
+                lag_millis=0,
+                lags=(LeaseLag("s-0", 0),),
+                unknown_lags=1,
+                paused=(PausedLease("s-0", "why", 1.0),),
+                positions={"s-0": "1", "s-1": "1"},
+                totals=WorkerTotals(10.0, records=1_200, bytes=2_000_000),
             ),
             "1,200 records, 2.0 MB in 10 s; lag 0 ms (1 shard not read yet); 2 leases; 1 paused",
         ),

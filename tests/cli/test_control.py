@@ -11,7 +11,8 @@ from kcl_pipeline.leases.application import ApplicationIdentity, Pause
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -101,7 +102,7 @@ class FakePipeline:
 
 
 def summary(reason):
-    return WorkerSummary(reason, WorkerProgress("w-1", 1.0))
+    return WorkerSummary("w-1", reason, WorkerStatus(totals=WorkerTotals(1.0)))
 
 
 def set_pause(table, pause):

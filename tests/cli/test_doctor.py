@@ -11,9 +11,10 @@ from kcl_pipeline.cli.doctor import setup as checks_module
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
 from kcl_pipeline.leases.application import ApplicationIdentity, Loss
 from kcl_pipeline.leases.coordinator import MigrationState
-from kcl_pipeline.leases.workers import PausedLease, WorkerMetrics, WorkerStatus
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import Position
+from kcl_pipeline.worker_status import PausedLease, WorkerStatus, WorkerTotals
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -166,7 +167,7 @@ def test_doctor_finds_paused_shards(fleet):
 
 
 def test_doctor_finds_what_failed_without_a_pipeline(fleet):
-    status = WorkerStatus(dead_letters=200)
+    status = WorkerStatus(totals=WorkerTotals(dead_letters=200))
     fleet.tables.workers.report(WorkerMetrics("blue-1", int(time.time()), status=status))
     found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0")
     (letters,) = [f for f in found if f["name"] == "dead_letters"]

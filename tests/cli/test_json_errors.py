@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from kcl_pipeline.cli import app, exit_codes
 from kcl_pipeline.cli.worker import as_dict
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.cli.test_options import COMMANDS, NEED_A_PIPELINE, WITHOUT_TARGET
 from tests.support.cli_fleet import run
 
@@ -114,7 +115,9 @@ def test_a_defect_is_json_and_keeps_its_traceback(monkeypatch):
 
 
 def test_a_drain_that_a_pause_ended_has_an_error():
-    ended = WorkerSummary(StopReason.APPLICATION_PAUSED, WorkerProgress("w", 1.0))
+    ended = WorkerSummary(
+        "w", StopReason.APPLICATION_PAUSED, WorkerStatus(totals=WorkerTotals(1.0))
+    )
     assert as_dict("w", "orders", ended, is_drain=False)["error"] is None
     found = as_dict("w", "orders", ended, is_drain=True)["error"]
     assert found == "the application was paused before all records were read"

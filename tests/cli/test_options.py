@@ -18,7 +18,8 @@ from kcl_pipeline.cli import app, exit_codes
 from kcl_pipeline.cli.run import run as run_demonstration
 from kcl_pipeline.cli.worker import as_dict
 from kcl_pipeline.local.demo import run as demo
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -124,8 +125,8 @@ def test_json_goes_to_standard_output_alone(environment, fleet):
 
 
 def test_the_summary_of_a_worker_is_one_json_object():
-    total = WorkerProgress("w", 1.25, records=3, batches=2, dead_letters=1)
-    found = as_dict("w", "orders", WorkerSummary(StopReason.FAILED, total, "it was so"))
+    total = WorkerStatus(totals=WorkerTotals(1.25, records=3, batches=2, dead_letters=1))
+    found = as_dict("w", "orders", WorkerSummary("w", StopReason.FAILED, total, "it was so"))
     assert found["reason"] == "failed"
     assert type(found["reason"]) is str
     assert (found["error"], found["records"], found["dead_letters"]) == ("it was so", 3, 1)

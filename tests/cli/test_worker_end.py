@@ -4,9 +4,10 @@ import pytest
 import typer
 
 from kcl_pipeline.cli.worker import _report, as_dict
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 
-TOTAL = WorkerProgress("w-1", 1.0)
+TOTAL = WorkerStatus(totals=WorkerTotals(1.0))
 
 
 @pytest.mark.parametrize(
@@ -20,20 +21,20 @@ TOTAL = WorkerProgress("w-1", 1.0)
 )
 def test_a_worker_that_failed_or_was_hung_has_an_exit_code_of_its_own(reason, code, capsys):
     with pytest.raises(typer.Exit) as ended:
-        _report("w-1", WorkerSummary(reason, TOTAL, "it was so"))
+        _report("w-1", WorkerSummary("w-1", reason, TOTAL, "it was so"))
     assert ended.value.exit_code == code
     assert capsys.readouterr().err.splitlines()[-1] == "Error: it was so"
 
 
 def test_a_worker_that_was_stopped_has_none(capsys):
-    _report("w-1", WorkerSummary(StopReason.STOPPED, TOTAL))
+    _report("w-1", WorkerSummary("w-1", StopReason.STOPPED, TOTAL))
     assert "w-1 stopped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("batches", "text"), [(1, "1,200 records in 1 batch"), (2, "2 batches")])
 def test_the_last_line_counts_in_plain_english(batches, text, capsys):
-    total = WorkerProgress("w-1", 1.0, records=1_200, batches=batches)
-    _report("w-1", WorkerSummary(StopReason.DRAINED, total))
+    total = WorkerStatus(totals=WorkerTotals(1.0, records=1_200, batches=batches))
+    _report("w-1", WorkerSummary("w-1", StopReason.DRAINED, total))
     assert capsys.readouterr().err.splitlines()[-1].endswith(text)
 
 
@@ -56,7 +57,7 @@ def test_the_last_line_counts_in_plain_english(batches, text, capsys):
     ],
 )
 def test_a_drain_says_what_it_leaves_to_other_workers(elsewhere, text, capsys):
-    summary = WorkerSummary(StopReason.DRAINED, TOTAL, elsewhere=elsewhere)
+    summary = WorkerSummary("w-1", StopReason.DRAINED, TOTAL, elsewhere=elsewhere)
     _report("w-1", summary)
     assert capsys.readouterr().err.splitlines()[-1] == text
     assert as_dict("w-1", "app", summary)["elsewhere"] == elsewhere

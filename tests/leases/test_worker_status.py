@@ -6,31 +6,32 @@ import pytest
 
 from benchmarks.capacity import size_of
 from kcl_pipeline.leases.codec import string
-from kcl_pipeline.leases.workers import (
+from kcl_pipeline.leases.workers import STATUS, WorkerMetrics, worker_attributes
+from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
+from kcl_pipeline.version import __version__
+from kcl_pipeline.worker_status import (
     MAX_LAGS,
     MAX_PAUSED,
     MAX_STREAMS,
-    STATUS,
     HungState,
     LeaseLag,
     PausedLease,
     StreamLag,
     UnavailableStream,
-    WorkerMetrics,
     WorkerStatus,
     WorkerTotals,
-    furthest_behind,
     lags_by_stream,
-    other_lags,
+    lags_of,
     status_of,
     status_text,
-    worker_attributes,
 )
-from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
-from kcl_pipeline.version import __version__
 from tests.support.worker_world import World, numbered
 
 PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
+
+
+def stored(lags: dict[str, int]) -> WorkerStatus:
+    return status_of(status_text(WorkerStatus(lags=lags_of(lags))))
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,16 @@ PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
         WorkerStatus(0),
         WorkerStatus(2**40, 3, (PAUSE, PAUSE), 2),
         WorkerStatus(5, lags=(LeaseLag("shardId-1", 5), LeaseLag("shardId-2", 0))),
-        WorkerStatus(dead_letters=7, failed_batches=3, failure="SinkError: refused"),
+        WorkerStatus(failed_batches=3, failure="SinkError: refused"),
         WorkerStatus(unavailable=()),
         WorkerStatus(totals=WorkerTotals(), version="0.2.0", more_lags=80, more_lags_millis=12),
-        WorkerStatus(totals=WorkerTotals(61.5, 2**40, 2**50, 9, 8, 0.5, 1_200, 2_500, 77)),
+        WorkerStatus(totals=WorkerTotals(61.5, 2**40, 2**50, 9, 8, 7, 6, 5)),
+        WorkerStatus(
+            last_batch_seconds=0.5,
+            commit_millis_p99=1_200,
+            put_to_commit_millis_p99=2_500,
+            table_version=77,
+        ),
         WorkerStatus(unavailable=(UnavailableStream("clicks", "it does not exist"),)),
         WorkerStatus(hung=HungState("writing", 900.5, 3)),
     ],
@@ -57,7 +64,7 @@ def test_a_status_comes_back_as_it_was(status: WorkerStatus):
 
 def test_what_is_written_is_bounded():
     long = PausedLease("shardId-1", "\n\x1b[0m" * 1_000, 1.0)
-    lags = furthest_behind({f"shardId-{number}": 60_000 + number for number in range(50)})
+    lags = lags_of({f"shardId-{number}": 60_000 + number for number in range(50)})
     failure = "\x1b" * 5_000
     text = status_text(WorkerStatus(49, 0, (long,) * 50, 50, lags, failure=failure))
     assert len(text) < 30_000
@@ -69,17 +76,29 @@ def test_what_is_written_is_bounded():
     assert [one.millis for one in found.lags] == list(range(60_049, 60_049 - MAX_LAGS, -1))
 
 
-def test_a_row_of_an_older_version_has_no_totals_and_one_of_a_newer_version_is_read():
+def test_what_a_row_does_not_have_is_zero_and_what_is_new_is_ignored():
     older = status_of('{"lagMillis": 5, "lags": [{"leaseKey": "s", "millis": 5}]}')
-    assert (older.totals, older.version, older.more_lags) == (None, None, 0)
+    assert (older.totals, older.version, older.more_lags) == (WorkerTotals(), None, 0)
     newer = status_of('{"lagMillis": 5, "totals": {"records": 3, "new": 1}, "alsoNew": {}}')
     assert newer.totals == WorkerTotals(records=3)
 
 
 def test_lags_that_are_left_out_are_counted_with_their_median():
-    lags = {f"shardId-{number}": 60_000 + number for number in range(50)}
-    assert other_lags(lags) == (30, 60_014)
-    assert other_lags({"shardId-1": 1}) == (0, None)
+    found = stored({f"shardId-{number}": 60_000 + number for number in range(50)})
+    assert (len(found.lags), found.more_lags, found.more_lags_millis) == (MAX_LAGS, 30, 60_014)
+    found = stored({"shardId-1": 1})
+    assert (found.more_lags, found.more_lags_millis) == (0, None)
+
+
+def test_what_the_lease_rows_or_the_process_have_is_not_in_the_row():
+    given = WorkerStatus(5, memory_bytes=7, memory_limit_bytes=9, positions={"shardId-1": "4"})
+    assert status_of(status_text(given)) == WorkerStatus(5)
+
+
+def test_progress_is_the_difference_of_two():
+    before = WorkerStatus(9, totals=WorkerTotals(10.0, records=4, batches=1, handoffs=1))
+    now = WorkerStatus(3, totals=WorkerTotals(70.0, records=9, batches=3, handoffs=1))
+    assert now.since(before) == WorkerStatus(3, totals=WorkerTotals(60.0, records=5, batches=2))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +115,7 @@ def test_lags_that_are_left_out_are_counted_with_their_median():
         "[" * 100_000,
         '{"unknownLags": "' + "9" * 70_000 + '"}',
         '{"lags": [{"leaseKey": "s", "millis": -1}]}',
-        '{"deadLetters": -1}',
+        '{"totals": {"deadLetters": -1}}',
         '{"totals": {"records": -1}}',
         '{"totals": {"seconds": -0.5}}',
         '{"totals": {"batches": 18446744073709551616}}',
@@ -144,8 +163,8 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     (row,) = world.rows.scan_workers().workers
     lags = (LeaseLag("shardId-000000000000", 0),)
     assert row.status is not None
-    assert row.status.totals is not None
     assert row.status.totals.records == 40
+    assert row.status.last_batch_seconds is not None
     expected = WorkerStatus(
         0,
         lags=lags,
@@ -153,6 +172,10 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
         totals=row.status.totals,
         version=__version__,
         read_leases=1,
+        last_batch_seconds=row.status.last_batch_seconds,
+        commit_millis_p99=row.status.commit_millis_p99,
+        put_to_commit_millis_p99=row.status.put_to_commit_millis_p99,
+        table_version=row.status.table_version,
     )
     assert row.status == expected
 
@@ -169,7 +192,7 @@ def test_a_worker_reports_its_dead_letters():
     world.run(40)
     (row,) = world.rows.scan_workers().workers
     assert row.status is not None
-    assert (row.status.dead_letters, row.status.failed_batches) == (4, 0)
+    assert (row.status.totals.dead_letters, row.status.failed_batches) == (4, 0)
 
 
 def test_a_worker_reports_what_it_committed_since_it_started():
@@ -179,14 +202,13 @@ def test_a_worker_reports_what_it_committed_since_it_started():
     (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     totals = row.status.totals
-    assert totals is not None
     assert (totals.records, totals.rows) == (40, 40)
     assert totals.batches >= 1
     assert totals.bytes > 0
     assert 0 < totals.seconds <= 41
-    assert totals.last_batch_seconds is not None
-    assert totals.commit_millis_p99 is not None
-    assert totals.put_to_commit_millis_p99 is not None
+    assert row.status.last_batch_seconds is not None
+    assert row.status.commit_millis_p99 is not None
+    assert row.status.put_to_commit_millis_p99 is not None
     assert row.status.version == __version__
 
 
@@ -207,19 +229,23 @@ def test_the_lag_of_each_stream_is_that_of_its_worst_shard():
 
 def test_small_lags_are_fewer_so_that_a_row_costs_one_wcu():
     small = {f"shardId-{number:012d}": 9_900 + number for number in range(100)}
-    assert [one.millis for one in furthest_behind(small)] == list(range(9_999, 9_989, -1))
-    assert other_lags(small) == (90, 9_944)
+    found = stored(small)
+    assert [one.millis for one in found.lags] == list(range(9_999, 9_989, -1))
+    assert (found.more_lags, found.more_lags_millis) == (90, 9_944)
     mixed = small | {f"shardId-{number:012d}": 900_000 + number for number in range(12)}
-    assert [one.millis for one in furthest_behind(mixed)] == list(range(900_011, 899_999, -1))
-    assert other_lags(mixed)[0] == 88
-    totals = WorkerTotals(86_400.5, 10**9, 10**12, 10**9, 10**6, 1.4, 85, 912, 10**6)
+    found = stored(mixed)
+    assert [one.millis for one in found.lags] == list(range(900_011, 899_999, -1))
+    assert found.more_lags == 88
+    totals = WorkerTotals(86_400.5, 10**9, 10**12, 10**9, 10**6, refused_batches=12, handoffs=40)
     status = WorkerStatus(
         9_999,
-        lags=furthest_behind(small),
+        lags=lags_of(small),
         totals=totals,
         version="0.10.10",
-        more_lags=90,
-        more_lags_millis=9_944,
+        last_batch_seconds=1.4,
+        commit_millis_p99=85,
+        put_to_commit_millis_p99=912,
+        table_version=10**6,
     )
     row = WorkerMetrics(
         "orders-12345678",

@@ -17,7 +17,7 @@ from kcl_pipeline.metrics.instruments import (
     otel_name,
     prometheus_name,
 )
-from tests.support.event_samples import BATCH, SAMPLES
+from tests.support.event_samples import BATCH, SAMPLES, lag_measured
 
 JAVA_GAUGES = {
     "CurrentLeases",
@@ -114,15 +114,15 @@ def test_a_batch_of_several_shards_has_values_for_each():
 
 
 def test_the_lag_of_the_application_is_the_largest_of_its_shards():
-    found = observations(ev.LagMeasured("w1", {"a": 5, "b": 900, "c": 0}))
+    found = observations(lag_measured({"a": 5, "b": 900, "c": 0}))
     assert [(one.instrument.operation, one.value) for one in found] == [
-        ("ProcessTask", 5),
         ("ProcessTask", 900),
+        ("ProcessTask", 5),
         ("ProcessTask", 0),
         ("ApplicationTracker", 900),
     ]
-    assert [one.value for one in observations(ev.LagMeasured("w1", {}))] == [0]
-    assert observations(ev.LagMeasured("w1", {}, unknown=1)) == ()
+    assert [one.value for one in observations(lag_measured({}))] == [0]
+    assert observations(lag_measured({}, unknown=1)) == ()
 
 
 def test_a_process_that_does_not_lead_has_no_values_of_the_leader():

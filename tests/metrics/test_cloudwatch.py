@@ -16,7 +16,7 @@ from kcl_pipeline.metrics.exporters.cloudwatch import CloudWatchExporter
 from kcl_pipeline.metrics.feed import MetricsFeed
 from kcl_pipeline.metrics.instruments import INSTRUMENTS
 from kcl_pipeline.testing.clock import VirtualClock
-from tests.support.event_samples import SAMPLES
+from tests.support.event_samples import SAMPLES, lag_measured
 
 WAIT_SECONDS = 30.0
 
@@ -142,7 +142,7 @@ def test_a_call_with_long_names_stays_below_the_limit_of_cloudwatch():
 
 def test_values_are_sent_when_enough_metrics_wait():
     exported = Exported(publisher_flush_buffer=3)
-    exported.feed(ev.LagMeasured("w1", {"a": 1, "b": 2}))
+    exported.feed(lag_measured({"a": 1, "b": 2}))
     assert exported.client.called.wait(WAIT_SECONDS)
     exported.feed.close(WAIT_SECONDS)
 
@@ -161,7 +161,7 @@ def test_a_call_that_hangs_blocks_no_worker_and_the_queue_is_bounded():
     exported.feed(ev.MoveRefused("a", "w2"))
     assert client.entered.wait(WAIT_SECONDS)
     for number in range(100):
-        exported.feed(ev.LagMeasured("w1", {f"shardId-{number}": number}))
+        exported.feed(lag_measured({f"shardId-{number}": number}))
     clock = SystemClock()
     began = clock.monotonic()
     exported.feed.close(0.05)

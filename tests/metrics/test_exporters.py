@@ -13,8 +13,7 @@ from tests.support.event_samples import BATCH, SAMPLES
 
 HEALTHY = {
     ev.TaskFinished,
-    ev.LagMeasured,
-    ev.MemoryMeasured,
+    ev.StatusMeasured,
     ev.ProcessorCalled,
     ev.ReadFinished,
     ev.CycleFinished,

@@ -10,7 +10,7 @@ from kcl_pipeline.metrics import feed as feed_module
 from kcl_pipeline.metrics.feed import MAX_TEXTS, Dimensions, MetricsFeed
 from kcl_pipeline.metrics.instruments import observations
 from kcl_pipeline.testing.clock import VirtualClock
-from tests.support.event_samples import SAMPLES
+from tests.support.event_samples import SAMPLES, lag_measured
 
 
 class Recorder:
@@ -41,9 +41,9 @@ class Broken(Recorder):
 def test_shards_above_the_bound_share_one_series(monkeypatch):
     monkeypatch.setattr(feed_module, "MAX_SHARDS", 3)
     dimensions = Dimensions(MetricsSettings(), VirtualClock())
-    values = observations(ev.LagMeasured("w1", {f"s{n}": n for n in range(6)}))
+    values = observations(lag_measured({f"s{n}": n for n in range(6)}))
     found = [dict(one.attributes).get("ShardId") for one in dimensions.applied(values)]
-    assert found == ["s0", "s1", "s2", "other", "other", "other", None]
+    assert found == ["s5", "s4", "s3", "other", "other", "other", None]
 
 
 def test_a_forgotten_shard_makes_room(monkeypatch):
@@ -51,12 +51,12 @@ def test_a_forgotten_shard_makes_room(monkeypatch):
     clock = VirtualClock()
     recorder = Recorder()
     feed = MetricsFeed([recorder], MetricsSettings(), clock, lambda _: None)
-    feed(ev.LagMeasured("w1", {"a": 1}))
+    feed(lag_measured({"a": 1}))
     clock.advance(feed_module.FORGET_SECONDS)
-    feed(ev.LagMeasured("w1", {"b": 2}))
+    feed(lag_measured({"b": 2}))
     ((gone,),) = recorder.forgotten
     assert gone.attributes == (("ShardId", "a"),)
-    feed(ev.LagMeasured("w1", {"b": 2}))
+    feed(lag_measured({"b": 2}))
     shards = [dict(one.attributes).get("ShardId") for one in recorder.values]
     assert shards == ["a", None, "other", None, "b", None]
 
@@ -68,17 +68,17 @@ def test_the_series_of_a_stream_that_is_gone_end_and_it_makes_room(monkeypatch):
 
     def stream_of(event):
         feed(event)
-        return dict(recorder.values[-2 if isinstance(event, ev.LagMeasured) else -1].attributes)[
+        return dict(recorder.values[-2 if isinstance(event, ev.StatusMeasured) else -1].attributes)[
             "StreamId"
         ]
 
     assert stream_of(ev.StreamUnavailable("leader", "old", "no")) == "old"
-    assert stream_of(ev.LagMeasured("w1", {"1:read:9:shardId-1": 1})) == "1:read:9"
+    assert stream_of(lag_measured({"1:read:9:shardId-1": 1})) == "1:read:9"
     clock.advance(feed_module.FORGET_STREAM_SECONDS / 2)
     assert stream_of(ev.StreamUnavailable("leader", "new", "no")) == "other", "no room yet"
-    assert stream_of(ev.LagMeasured("w1", {"1:read:9:shardId-1": 1})) == "1:read:9"
+    assert stream_of(lag_measured({"1:read:9:shardId-1": 1})) == "1:read:9"
     clock.advance(feed_module.FORGET_STREAM_SECONDS / 2)
-    assert stream_of(ev.LagMeasured("w1", {"1:read:9:shardId-1": 1})) == "1:read:9"
+    assert stream_of(lag_measured({"1:read:9:shardId-1": 1})) == "1:read:9"
     assert [dict(one.attributes) for each in recorder.forgotten for one in each] == [
         {"StreamId": "old"}
     ]

@@ -12,6 +12,7 @@ from kcl_pipeline import events as ev
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.metrics.exporters.otel import SCOPE, OtelExporter
 from kcl_pipeline.metrics.instruments import INSTRUMENTS, Kind, Level, otel_name
+from tests.support.event_samples import lag_measured
 from tests.support.metrics_world import FedExporter
 
 TYPES = {Kind.COUNTER: Sum, Kind.GAUGE: Gauge, Kind.HISTOGRAM: Histogram}
@@ -65,7 +66,7 @@ def test_values_and_attributes():
     otel = Otel()
     otel.fed.feed(ev.LeaseGained("w1", "shardId-1", 1))
     otel.fed.feed(ev.LeaseGained("w1", "shardId-2", 1))
-    otel.fed.feed(ev.LagMeasured("w1", {"1:orders:9:shardId-1": 1500}))
+    otel.fed.feed(lag_measured({"1:orders:9:shardId-1": 1500}))
     found = otel.read()
     worker = {"aws.kinesis.operation": "RenewAllLeases", "aws.kinesis.consumer.name": "w1"}
     ((attributes, point),) = found[("aws.kinesis.client.current_leases", "RenewAllLeases")][2]

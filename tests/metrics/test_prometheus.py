@@ -14,6 +14,7 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.metrics.exporters.prometheus import PrometheusExporter, families
 from kcl_pipeline.metrics.feed import FORGET_SECONDS
 from kcl_pipeline.metrics.instruments import INSTRUMENTS, SHARD, Kind, Level, prometheus_name
+from tests.support.event_samples import lag_measured
 from tests.support.metrics_world import FedExporter
 
 LAG = "aws_kinesis_client_consumer_lag_duration_milliseconds"
@@ -58,8 +59,8 @@ def test_every_documented_instrument_is_emitted(fed):
 
 
 def test_values(fed):
-    fed.feed(ev.LagMeasured("w1", {"shardId-1": 1500, "shardId-2": 7}))
-    fed.feed(ev.LagMeasured("w1", {"shardId-1": 900, "shardId-2": 8}))
+    fed.feed(lag_measured({"shardId-1": 1500, "shardId-2": 7}))
+    fed.feed(lag_measured({"shardId-1": 900, "shardId-2": 8}))
     fed.feed(ev.ReadFinished("shardId-1", 12.0, succeeded=True))
     fed.feed(ev.ReadFinished("shardId-2", 30.0, succeeded=False))
     found, _ = scraped(fed.exporter)
@@ -86,7 +87,7 @@ def test_histograms_have_no_label_of_the_shard():
 def test_level_summary_has_no_shards_and_the_largest_lag():
     fed = FedExporter(made, prometheus_port=0, metrics_level="SUMMARY")
     try:
-        fed.feed(ev.LagMeasured("w1", {"shardId-1": 5, "shardId-2": 70, "shardId-3": 6}))
+        fed.feed(lag_measured({"shardId-1": 5, "shardId-2": 70, "shardId-3": 6}))
         fed.feed_samples()
         found, _ = scraped(fed.exporter)
     finally:
@@ -100,7 +101,7 @@ def test_level_summary_has_no_shards_and_the_largest_lag():
 def test_of_several_shards_in_one_series_the_largest_lag_counts():
     fed = FedExporter(made, prometheus_port=0, metrics_level="SUMMARY")
     try:
-        fed.feed(ev.LagMeasured("w1", {"shardId-1": 5, "shardId-2": 70, "shardId-3": 6}))
+        fed.feed(lag_measured({"shardId-1": 5, "shardId-2": 70, "shardId-3": 6}))
         found, _ = scraped(fed.exporter)
     finally:
         fed.feed.close()
@@ -110,12 +111,12 @@ def test_of_several_shards_in_one_series_the_largest_lag_counts():
 def test_series_of_a_shard_that_is_not_held_any_more_are_removed(fed):
     fed.feed_samples()
     fed.clock.advance(FORGET_SECONDS / 2)
-    fed.feed(ev.LagMeasured("w1", {"shardId-2": 0}))
+    fed.feed(lag_measured({"shardId-2": 0}))
     found, _ = scraped(fed.exporter)
     assert "shardId-1" in str(found)
     assert {labels["shard"] for _, labels, _ in found[LAG]} == {"shardId-2", ""}
     fed.clock.advance(FORGET_SECONDS / 2)
-    fed.feed(ev.LagMeasured("w1", {"shardId-2": 0}))
+    fed.feed(lag_measured({"shardId-2": 0}))
     found, _ = scraped(fed.exporter)
     shards = {labels.get("shard") for samples in found.values() for _, labels, _ in samples}
     assert shards == {"shardId-2", "", None}

@@ -9,7 +9,8 @@ import pytest
 
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.names import Names
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import FakePipeline, resources
 
 OUTPUT = Names.of(FakePipeline()).output
@@ -63,7 +64,9 @@ def test_a_downstream_eager_asset_fires_while_a_worker_runs_and_when_it_ends(ins
             automation.report()
             fired.append(automation.fires())
         fired.append(automation.fires())
-        return WorkerSummary(StopReason.DRAIN_REQUESTED, WorkerProgress(worker_id, 9.0, batches=1))
+        return WorkerSummary(
+            worker_id, StopReason.DRAIN_REQUESTED, WorkerStatus(totals=WorkerTotals(9.0, batches=1))
+        )
 
     pipeline = FakePipeline(script=script)
     defs = build_definitions(pipeline)

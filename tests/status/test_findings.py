@@ -16,21 +16,21 @@ from kcl_pipeline.events import LossReason
 from kcl_pipeline.leases.application import Loss, Losses, Pause
 from kcl_pipeline.leases.coordinator import LeaderLock, UnreadableLock
 from kcl_pipeline.leases.row import BadRow, Lease
-from kcl_pipeline.leases.workers import (
-    HungState,
-    LeaseLag,
-    PausedLease,
-    StalledLease,
-    UnavailableStream,
-    WorkerMetrics,
-    WorkerStatus,
-    WorkerTotals,
-)
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, StreamId
 from kcl_pipeline.status.findings import ADVICE_ON_RUNS, CheckName, FindingLevel, findings_of, worst
 from kcl_pipeline.status.limits import CheckLimits
 from kcl_pipeline.status.snapshot import Failure, LifeObservation, RunProblem, Snapshot
+from kcl_pipeline.worker_status import (
+    HungState,
+    LeaseLag,
+    PausedLease,
+    StalledLease,
+    UnavailableStream,
+    WorkerStatus,
+    WorkerTotals,
+)
 
 NOON = 1_800_000_000.0
 MIDDLE = MAX_HASH_KEY // 2

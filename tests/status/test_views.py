@@ -20,14 +20,7 @@ from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
 from kcl_pipeline.leases.application import ApplicationIdentity, Loss, Pause
 from kcl_pipeline.leases.codec import string
 from kcl_pipeline.leases.coordinator import LeaderLock
-from kcl_pipeline.leases.workers import (
-    HungState,
-    LeaseLag,
-    PausedLease,
-    StalledLease,
-    WorkerMetrics,
-    WorkerStatus,
-)
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.orchestration import checks as checks_module
 from kcl_pipeline.orchestration.checks import build_checks
@@ -36,6 +29,14 @@ from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.position import Position
 from kcl_pipeline.status.findings import ADVICE_ON_RUNS
 from kcl_pipeline.status.snapshot import RunProblem
+from kcl_pipeline.worker_status import (
+    HungState,
+    LeaseLag,
+    PausedLease,
+    StalledLease,
+    WorkerStatus,
+    WorkerTotals,
+)
 from tests.support.cli_fleet import build_fleet, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -305,7 +306,7 @@ CASES = [
     ),
     Case("batches_refused", lambda v: v.status_of(failed_batches=7, failure="SinkError: denied")),
     Case("cpu_not_measured", lambda v: v.report("blue-2", stats={"C": (50.0, -1.0)})),
-    Case("dead_letters", lambda v: v.status_of(dead_letters=200)),
+    Case("dead_letters", lambda v: v.status_of(totals=WorkerTotals(dead_letters=200))),
     Case("records_lost", lost),
     Case("table_restored", restored),
     Case("application_paused", paused, stands_still=True),

@@ -23,7 +23,8 @@ from kcl_pipeline.orchestration.supervision import CountedWorkers
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import LeaseLag, WorkerStatus, WorkerTotals
 
 
 class ManualClock:
@@ -106,30 +107,21 @@ class FakeCycle:
 
 def drained(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
     on_progress(
-        WorkerProgress(
-            worker_id,
-            60.0,
-            records=10,
-            bytes=100,
-            rows_written=5,
-            batches=2,
-            leases=("s-0",),
-            millis_behind_latest={"s-0": 1500},
+        WorkerStatus(
+            lag_millis=1500,
+            lags=(LeaseLag("s-0", 1500),),
             positions={"s-0": "49"},
             table_version=3,
+            totals=WorkerTotals(60.0, records=10, bytes=100, rows=5, batches=2),
         )
     )
     return WorkerSummary(
+        worker_id,
         StopReason.DRAINED,
-        WorkerProgress(
-            worker_id,
-            70.0,
-            records=12,
-            bytes=120,
-            rows_written=6,
-            batches=3,
+        WorkerStatus(
             positions={"s-0": "50"},
             table_version=4,
+            totals=WorkerTotals(70.0, records=12, bytes=120, rows=6, batches=3),
         ),
     )
 

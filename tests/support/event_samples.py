@@ -5,6 +5,14 @@ from __future__ import annotations
 from kcl_pipeline import events as ev
 from kcl_pipeline.events import TOO_MANY_FAILURES
 from kcl_pipeline.position import Position
+from kcl_pipeline.worker_status import WorkerStatus, lags_of
+
+
+def lag_measured(millis: dict[str, int], unknown: int = 0) -> ev.StatusMeasured:
+    """Return the measurement of a worker that knows only its lag."""
+    worst = max(millis.values(), default=None)
+    return ev.StatusMeasured("w1", WorkerStatus(worst, unknown, lags=lags_of(millis)))
+
 
 BATCH = ev.BatchCommitted(
     "w1",
@@ -68,8 +76,16 @@ SAMPLES = [
     ev.TaskFinished("w1", ev.LeaseTask.RENEWAL, 4.0, 2),
     ev.TaskFinished("w1", ev.LeaseTask.DISCOVERY, 5.0, 1),
     ev.TaskFinished("w1", ev.LeaseTask.REPORT, 6.0, succeeded=False),
-    ev.LagMeasured("w1", {"123:orders:9:shardId-1": 1500, "shardId-2": 0}, 1),
-    ev.MemoryMeasured("w1", 3_000_000, 536_870_912),
+    ev.StatusMeasured(
+        "w1",
+        WorkerStatus(
+            1500,
+            1,
+            lags=lags_of({"123:orders:9:shardId-1": 1500, "shardId-2": 0}),
+            memory_bytes=3_000_000,
+            memory_limit_bytes=536_870_912,
+        ),
+    ),
     ev.ProcessorCalled("w-1", "shardId-1", 10, 12.0, succeeded=True),
     ev.ReadFinished("shardId-1", 12.0, succeeded=True),
     ev.CycleFinished("w1", False, 1.0, True),

@@ -10,7 +10,7 @@ from random import Random
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.workers import HungState, WorkerMetrics, WorkerStatus
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.testing.clock import VirtualClock
@@ -22,6 +22,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
     create_lease,
 )
+from kcl_pipeline.worker_status import HungState, WorkerStatus
 
 
 class World:

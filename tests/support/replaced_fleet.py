@@ -17,8 +17,8 @@ import pytest
 from dagster import DagsterEventType as Kind
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.workers import PausedLease, WorkerStatus, WorkerTotals
 from kcl_pipeline.orchestration.runs import ACTIVE
+from kcl_pipeline.worker_status import PausedLease, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, leases, worker
 from tests.support.sensor_stage import Stage
 
@@ -172,8 +172,8 @@ class Fleet:
             lag_millis=9_000 if waits else 0,
             paused=paused,
             paused_leases=len(paused),
-            dead_letters=5 * len(paused),
             totals=WorkerTotals(
+                dead_letters=5 * len(paused),
                 seconds=self.stage.clock.now - self.started[run.run_id],
                 batches=int(self.is_busy and bool(read) and not paused),
             ),

@@ -221,7 +221,7 @@ def test_a_function_end_to_end():
         test.put("a", "bad", "b")
         summary = test.run()
         assert (summary.reason, summary.total.records) == ("drained", 3)
-        assert summary.total.table_version is None
+        assert summary.status.table_version is None
         assert [letter["data"] for letter in test.dead_letters()] == [b"bad"]
         test.put("bad")
         test.run()

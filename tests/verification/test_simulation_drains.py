@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from verification.simulation.checks.drains import SHUTDOWN_SECONDS, DrainCheck
 from verification.simulation.checks.leases import LeaseChecks, Moved
 
@@ -46,7 +47,7 @@ def machine(mode="drain", configured=("orders",)):
 
 
 def ended(check, reason=StopReason.DRAINED):
-    return check.failures(WorkerSummary(reason, WorkerProgress("m", 1.0)))
+    return check.failures(WorkerSummary("m", reason, WorkerStatus(totals=WorkerTotals(1.0))))
 
 
 def test_an_event_that_is_left_is_found():

@@ -280,7 +280,8 @@ def test_a_worker_that_is_asked_to_end_names_the_shard_that_it_gave_away_while_i
         world.clock.advance(0.05)
     assert world.leases.get("shardId-000000000000").owner == "successor"
     ended = world.worker.summary(StopReason.DRAIN_REQUESTED)
-    assert "cannot take" in ended.total.paused["shardId-000000000000"]
-    assert world.worker.summary(StopReason.STOPPED).total.paused == {}
+    (paused,) = ended.status.paused
+    assert (paused.lease_key, "cannot take" in paused.reason) == ("shardId-000000000000", True)
+    assert world.worker.summary(StopReason.STOPPED).status.paused == ()
     world.clock.advance(GIVEN_SECONDS + 1)
-    assert world.worker.summary(StopReason.DRAIN_REQUESTED).total.paused == {}
+    assert world.worker.summary(StopReason.DRAIN_REQUESTED).status.paused == ()

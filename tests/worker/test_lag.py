@@ -42,7 +42,7 @@ def test_while_commits_fail_the_lag_grows(world: World, monkeypatch: pytest.Monk
         expected = (world.clock.monotonic() - arrived) * 1000
         assert lags[-1] == pytest.approx(expected, abs=1_500)
     assert lags == sorted(lags)
-    assert world.worker._progress().lag_millis == pytest.approx(lags[-1], abs=1_500)
+    assert world.worker.status().lag_millis == pytest.approx(lags[-1], abs=1_500)
     (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     assert row.status.failed_batches > 1
@@ -90,7 +90,7 @@ def test_a_shard_that_cannot_be_read_is_unknown_and_then_behind(world: World):
     world.run(10)
     lag = world.worker.lag()
     assert (lag.worst_millis, lag.unknown) == (None, ("shardId-000000000000",))
-    assert world.worker._progress().lag_unknown == lag.unknown
+    assert world.worker.status().unknown_lags == 1
     world.run(UNKNOWN_SECONDS + 10)
     assert world.worker.lag().worst_millis > UNKNOWN_SECONDS * 1000
     world.kinesis.get_records = real

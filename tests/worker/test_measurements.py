@@ -53,14 +53,14 @@ def test_the_lag_of_every_lease_is_measured_with_each_renewal(buffered):
     world.run(20)
     world.events.clear()
     world.run(5)
-    lags = of(world, ev.LagMeasured)
+    measured = of(world, ev.StatusMeasured)
     renewals = [one for one in of(world, ev.TaskFinished) if one.task is ev.LeaseTask.RENEWAL]
-    assert len(lags) == len(renewals) >= 5
-    assert lags[-1].millis_behind_latest == {
+    assert len(measured) == len(renewals) >= 5
+    assert {lag.lease_key: lag.millis for lag in measured[-1].status.lags} == {
         "shardId-000000000000": 0,
         "shardId-000000000001": 0,
     }
-    assert lags[-1].unknown == 0
+    assert measured[-1].status.unknown_lags == 0
 
 
 def test_the_memory_of_records_is_measured_with_each_renewal():
@@ -72,14 +72,13 @@ def test_the_memory_of_records_is_measured_with_each_renewal():
     world.events.clear()
     with world.memory.counting("result", 5 * MIB):
         world.run(5)
-    found = of(world, ev.MemoryMeasured)
-    assert len(found) == len(of(world, ev.LagMeasured)) >= 3
-    assert {(one.worker_id, one.max_bytes) for one in found} == {("w-1", 64 * MIB)}
-    assert max(one.used_bytes for one in found) >= 5 * MIB
-    assert {one.instrument.name: one.value for one in observations(found[-1])} == {
-        "RecordMemory": found[-1].used_bytes,
-        "RecordMemoryLimit": 64 * MIB,
-    }
+    found = of(world, ev.StatusMeasured)
+    assert len(found) >= 3
+    assert {(one.worker_id, one.status.memory_limit_bytes) for one in found} == {("w-1", 64 * MIB)}
+    assert max(one.status.memory_bytes for one in found) >= 5 * MIB
+    values = {one.instrument.name: one.value for one in observations(found[-1])}
+    assert values["RecordMemory"] == found[-1].status.memory_bytes
+    assert values["RecordMemoryLimit"] == 64 * MIB
 
 
 def test_reads_of_polled_shards_are_measured():

@@ -87,7 +87,9 @@ def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(
     assert AFTER <= told[0].seconds < AFTER + 3
     assert [event.seconds for event in told] == sorted(event.seconds for event in told)
     assert world.worker.stalls.stalled == {ZERO: StallStep.READING}
-    assert world.worker._progress().stalled == {ZERO: "reading"}
+    assert [(one.lease_key, one.step) for one in world.worker.status().stalled] == [
+        (ZERO, "reading")
+    ]
     row = status(world)
     assert (row.stalled_leases, [one.lease_key for one in row.stalled]) == (1, [ZERO])
     assert (row.stalled[0].step, row.stalled[0].error) == (

@@ -10,8 +10,8 @@ from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable
-from kcl_pipeline.leases.workers import UnavailableStream
 from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker_status import UnavailableStream
 
 _WATCHER_SECONDS: Final = 0.5
 _STANDBY_SECONDS: Final = 2.0

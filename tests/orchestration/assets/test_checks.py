@@ -7,13 +7,13 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from kcl_pipeline.leases.workers import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.orchestration.checks import build_checks, dead_letters_last_hour, verdicts
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.names import Names
 from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.orchestration.runs import NO_ROW_SECONDS, RunView, silent_runs
 from kcl_pipeline.status.findings import CheckName, Finding, FindingLevel
+from kcl_pipeline.worker_status import LeaseLag, PausedLease, WorkerStatus
 from tests.support.dagster_fakes import (
     FakeLeaseTable,
     FakePipeline,

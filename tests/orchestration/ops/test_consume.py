@@ -23,7 +23,8 @@ from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.names import Names, worker_id_of
 from kcl_pipeline.orchestration.worker_op import RunEvents, stop_when_orphaned
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import LeaseLag, PausedLease, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, FakeSink, drained, resources
 
 
@@ -77,13 +78,13 @@ def events_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetMateria
 
 
 def stopped(worker_id: str, reason: StopReason = StopReason.STOPPED) -> WorkerSummary:
-    return WorkerSummary(reason, WorkerProgress(worker_id, 1.0))
+    return WorkerSummary(worker_id, reason, WorkerStatus(totals=WorkerTotals(1.0)))
 
 
 def test_dead_letters_are_linked_from_the_materialization(instance):
     def script(stop, mode, on_progress, worker_id):
-        total = WorkerProgress(worker_id, 120.0, batches=1, dead_letters=3)
-        return WorkerSummary(StopReason.DRAINED, total)
+        total = WorkerStatus(totals=WorkerTotals(120.0, batches=1, dead_letters=3))
+        return WorkerSummary(worker_id, StopReason.DRAINED, total)
 
     sink = FakeSink()
     sink.dead_letters = "/nowhere/lake/per_minute_dead_letters"
@@ -124,8 +125,8 @@ def test_materialize_drains_and_reports_once_with_the_totals(instance):
 
 def test_a_worker_with_a_paused_shard_that_fails_fails_its_run(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        total = WorkerProgress(worker_id, 1.0)
-        return WorkerSummary(StopReason.FAILED, total, "a shard is paused because ...")
+        total = WorkerStatus(totals=WorkerTotals(1.0))
+        return WorkerSummary(worker_id, StopReason.FAILED, total, "a shard is paused because ...")
 
     result = execute(FakePipeline(script=script), instance)
     assert not result.success
@@ -178,8 +179,10 @@ def test_a_run_has_the_version_of_the_code_that_it_has_loaded(instance):
 
 def test_a_worker_that_ends_with_a_paused_shard_is_a_failed_run(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        total = WorkerProgress(worker_id, 9.0, paused={"s-0": "ValueError: x"})
-        return WorkerSummary(StopReason.DRAIN_REQUESTED, total)
+        total = WorkerStatus(
+            paused=(PausedLease("s-0", "ValueError: x", 1.0),), totals=WorkerTotals(9.0)
+        )
+        return WorkerSummary(worker_id, StopReason.DRAIN_REQUESTED, total)
 
     result = execute(FakePipeline(script=script), instance)
     assert not result.success
@@ -200,7 +203,9 @@ def test_a_terminated_run_ends_canceled_after_the_worker_has_released(instance, 
         os.kill(os.getpid(), number)
         assert stop.wait(10)
         order.append("released")
-        return WorkerSummary(StopReason.STOPPED, WorkerProgress(worker_id, 1.0, batches=1))
+        return WorkerSummary(
+            worker_id, StopReason.STOPPED, WorkerStatus(totals=WorkerTotals(1.0, batches=1))
+        )
 
     pipeline = FakePipeline(script=script)
     run_id = execute(pipeline, instance).run_id
@@ -217,7 +222,9 @@ def test_a_worker_whose_process_is_told_to_end_is_a_green_run(instance, number):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         os.kill(os.getpid(), number)
         assert stop.wait(10)
-        return WorkerSummary(StopReason.STOPPED, WorkerProgress(worker_id, 1.0, batches=1))
+        return WorkerSummary(
+            worker_id, StopReason.STOPPED, WorkerStatus(totals=WorkerTotals(1.0, batches=1))
+        )
 
     result = execute(FakePipeline(script=script), instance)
     assert result.success
@@ -263,7 +270,7 @@ def test_a_run_that_was_closed_from_outside_stops_its_worker(instance):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         instance.report_run_failed(instance.get_run_by_id(pipeline.built_workers[0]["run_id"]))
         assert not stop.is_set()
-        on_progress(WorkerProgress(worker_id, 60.0))
+        on_progress(WorkerStatus(totals=WorkerTotals(60.0)))
         assert stop.is_set()
         return stopped(worker_id)
 
@@ -274,8 +281,14 @@ def test_a_run_that_was_closed_from_outside_stops_its_worker(instance):
 def test_a_report_that_does_not_reach_dagster_does_not_stop_the_worker(instance, monkeypatch):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         monkeypatch.setattr(dg.DagsterInstance, "add_run_tags", broken)
-        on_progress(WorkerProgress(worker_id, 60.0, records=1, millis_behind_latest={"s-0": 1}))
-        return WorkerSummary(StopReason.DRAINED, WorkerProgress(worker_id, 60.0, records=1))
+        on_progress(
+            WorkerStatus(
+                lag_millis=1, lags=(LeaseLag("s-0", 1),), totals=WorkerTotals(60.0, records=1)
+            )
+        )
+        return WorkerSummary(
+            worker_id, StopReason.DRAINED, WorkerStatus(totals=WorkerTotals(60.0, records=1))
+        )
 
     def broken(*args: Any) -> None:
         raise RuntimeError("database is locked")

@@ -9,7 +9,8 @@ import dagster as dg
 
 from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
 from kcl_pipeline.testing.clock import ShiftedClock
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.orchestration.ops.test_consume import execute
 from tests.support import worker_world
 from tests.support.dagster_fakes import FakePipeline
@@ -39,7 +40,9 @@ def test_the_stacks_of_a_hung_worker_are_in_the_log_of_the_run_while_it_blocks()
         until(lambda: STACKS in log_of(instance, built["run_id"]))
         seen.append(log_of(instance, built["run_id"]))
         built["events"](WorkerResumed(worker_id))
-        return WorkerSummary(StopReason.DRAIN_REQUESTED, WorkerProgress(worker_id, 1.0))
+        return WorkerSummary(
+            worker_id, StopReason.DRAIN_REQUESTED, WorkerStatus(totals=WorkerTotals(1.0))
+        )
 
     with dg.DagsterInstance.ephemeral() as instance:
         pipeline = FakePipeline(script=script)

@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline.orchestration.runs import last_drain
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.orchestration.ops.test_consume import (
     events_of,
     execute,
@@ -32,8 +33,10 @@ def test_a_continuous_worker_reports_once_at_its_end_and_materializes_if_it_comm
 ):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         for _ in range(3):
-            on_progress(WorkerProgress(worker_id, 60.0, records=5, batches=1))
-        return WorkerSummary(reason, WorkerProgress(worker_id, 200.0, records=17, batches=batches))
+            on_progress(WorkerStatus(totals=WorkerTotals(60.0, records=5, batches=1)))
+        return WorkerSummary(
+            worker_id, reason, WorkerStatus(totals=WorkerTotals(200.0, records=17, batches=batches))
+        )
 
     result = execute(FakePipeline(script=script), instance)
     assert result.success is (reason is StopReason.DRAIN_REQUESTED)
@@ -61,8 +64,8 @@ def test_a_drain_that_landed_nothing_is_an_observation(instance):
 @pytest.mark.parametrize("elsewhere", [{}, {"w-2": 3}])
 def test_a_drain_beside_a_fleet_says_so_in_the_log_of_its_run(instance, elsewhere):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
-        total = WorkerProgress(worker_id, 1.0)
-        return WorkerSummary(StopReason.DRAINED, total, elsewhere=elsewhere)
+        total = WorkerStatus(totals=WorkerTotals(1.0))
+        return WorkerSummary(worker_id, StopReason.DRAINED, total, elsewhere=elsewhere)
 
     result = materialize(FakePipeline(script=script), instance)
     text = "3 shards are held by other workers, which read their records: w-2 (3)"

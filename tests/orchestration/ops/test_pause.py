@@ -6,7 +6,8 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline.errors import ApplicationPausedError
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.orchestration.ops.test_consume import execute, materialize
 from tests.support.dagster_fakes import FakePipeline
 
@@ -37,7 +38,9 @@ def test_a_run_that_starts_in_a_pause(instance, start, succeeds):
 @pytest.mark.parametrize(("start", "succeeds"), [(execute, True), (materialize, False)])
 def test_a_run_that_a_pause_ends(instance, start, succeeds):
     def script(stop, mode, on_progress, worker_id):
-        return WorkerSummary(StopReason.APPLICATION_PAUSED, WorkerProgress(worker_id, 1.0))
+        return WorkerSummary(
+            worker_id, StopReason.APPLICATION_PAUSED, WorkerStatus(totals=WorkerTotals(1.0))
+        )
 
     result = start(FakePipeline(script=script), instance)
     assert result.success is succeeds

@@ -15,7 +15,8 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.signals import stop_on_signals
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 
 
 def test_interrupts_survive_a_library_that_replaces_the_handler():
@@ -103,7 +104,7 @@ def test_the_handler_of_the_command_line_does_not_set_the_flag_itself(monkeypatc
             with given.lock:
                 signal.raise_signal(signal.SIGTERM)
             assert given.answered.wait(10)
-            return WorkerSummary(StopReason.STOPPED, WorkerProgress("w-1", 1.0))
+            return WorkerSummary("w-1", StopReason.STOPPED, WorkerStatus(totals=WorkerTotals(1.0)))
 
     pipeline = KinesisPipeline("orders", ["orders"], DeltaSink(str(tmp_path / "table")))
     module = sys.modules["kcl_pipeline.cli.running"]

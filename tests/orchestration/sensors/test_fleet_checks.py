@@ -8,9 +8,9 @@ import dagster as dg
 
 from kcl_pipeline.errors import NotFoundError, ThrottledError
 from kcl_pipeline.leader.assign import CycleReport
-from kcl_pipeline.leases.workers import LeaseLag, WorkerStatus, WorkerTotals
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker_status import LeaseLag, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,
@@ -31,8 +31,8 @@ class Fleet:
 
     def report(self) -> CycleReport:
         lag = LeaseLag(self.rows[0].lease_key, round(self.lag * 1000))
-        totals = WorkerTotals(seconds=1.0)
-        status = WorkerStatus(lag.millis, lags=(lag,), totals=totals, dead_letters=self.letters)
+        totals = WorkerTotals(seconds=1.0, dead_letters=self.letters)
+        status = WorkerStatus(lag.millis, lags=(lag,), totals=totals)
         return led(self.rows, [replace(worker("w-1"), status=status)], **self.more)
 
     def checks(self, seconds: float = 61.0) -> dict[str, dg.AssetCheckEvaluation]:

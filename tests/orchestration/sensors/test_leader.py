@@ -13,12 +13,12 @@ from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.application import Loss
 from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.leases.row import BadRow
-from kcl_pipeline.leases.workers import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.orchestration.definitions import build_definitions
 from kcl_pipeline.orchestration.leader import owner_name
 from kcl_pipeline.orchestration.options import DagsterOptions
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.position import Position
+from kcl_pipeline.worker_status import PausedLease, UnavailableStream, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakePipeline,
@@ -122,7 +122,9 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
         replace(
             worker("w-2"),
             last_update_seconds=30,
-            status=WorkerStatus(90_000, 1, (pause,), 1, dead_letters=12, failed_batches=3),
+            status=WorkerStatus(
+                90_000, 1, (pause,), 1, failed_batches=3, totals=WorkerTotals(dead_letters=12)
+            ),
         ),
     ]
     pipeline = FakePipeline(cycle=FakeCycle([led(leases(4, ["w-1", "w-2"]), rows)]))

@@ -9,13 +9,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.workers import (
-    HungState,
-    LeaseLag,
-    PausedLease,
-    WorkerMetrics,
-    WorkerStatus,
-)
+from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.orchestration.supervision import (
     LONGEST_CALM_SECONDS,
@@ -28,6 +22,7 @@ from kcl_pipeline.orchestration.supervision import (
     cpu_limit,
     decide,
 )
+from kcl_pipeline.worker_status import HungState, LeaseLag, PausedLease, WorkerStatus
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, counted, leases, led
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 

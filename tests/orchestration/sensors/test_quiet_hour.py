@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.leases.workers import LeaseLag, WorkerStatus, WorkerTotals
+from kcl_pipeline.worker_status import LeaseLag, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,
@@ -44,9 +44,15 @@ def test_a_quiet_hour(instance, streams, shards, workers, minutes):
         for name in names:
             mine = [row.lease_key for row in rows if row.owner == name]
             seconds = 3_600.0 + TICK_SECONDS * tick
-            totals = WorkerTotals(seconds, 1_000, 9_000, 1_000, 10, last_batch_seconds=seconds)
+            totals = WorkerTotals(seconds, 1_000, 9_000, 1_000, 10)
             lags = tuple(LeaseLag(key, 100) for key in mine[:20])
-            status = WorkerStatus(100, lags=lags, more_lags=len(mine) - len(lags), totals=totals)
+            status = WorkerStatus(
+                100,
+                lags=lags,
+                more_lags=len(mine) - len(lags),
+                totals=totals,
+                last_batch_seconds=seconds,
+            )
             written = int(1_000_000 + TICK_SECONDS * tick)
             found.append(replace(worker(name, 20.0), last_update_seconds=written, status=status))
         return led([row.with_(counter=tick) for row in rows], found)

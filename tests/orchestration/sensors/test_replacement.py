@@ -7,7 +7,6 @@ import pytest
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.leases.workers import PausedLease, WorkerStatus, WorkerTotals
 from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.orchestration.supervision import (
     STAGGER,
@@ -19,6 +18,7 @@ from kcl_pipeline.orchestration.supervision import (
     replace,
 )
 from kcl_pipeline.position import LATEST, SHARD_END
+from kcl_pipeline.worker_status import PausedLease, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import worker
 from tests.support.replaced_fleet import Fleet, fleet_fixture  # noqa: F401 (fixture)
 from tests.support.sensor_stage import instance_fixture  # noqa: F401 (fixture)
@@ -40,8 +40,10 @@ SUCCESSOR = view("n3", replaces="w-o1", age=20)
 OTHERS = (view("o1"), view("o2", age=50))
 
 
-def status(read: int = 0, batches: int = 1, seconds: float = 20, **fields) -> WorkerStatus:
-    totals = WorkerTotals(seconds=seconds, batches=batches)
+def status(
+    read: int = 0, batches: int = 1, seconds: float = 20, dead_letters: int = 0, **fields
+) -> WorkerStatus:
+    totals = WorkerTotals(seconds=seconds, batches=batches, dead_letters=dead_letters)
     return WorkerStatus(read_leases=read, totals=totals, **fields)
 
 

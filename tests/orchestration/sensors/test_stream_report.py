@@ -8,8 +8,8 @@ import dagster as dg
 
 from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
 from kcl_pipeline.leases.layout import ensure_client_version
-from kcl_pipeline.leases.workers import StreamLag, UnavailableStream, WorkerStatus
 from kcl_pipeline.orchestration.definitions import build_definitions
+from kcl_pipeline.worker_status import StreamLag, UnavailableStream, WorkerStatus
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,

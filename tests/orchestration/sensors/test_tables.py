@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.leases.workers import HungState, LeaseLag, PausedLease, WorkerStatus, WorkerTotals
 from kcl_pipeline.orchestration.leader import CheckpointAges
 from kcl_pipeline.orchestration.reports import (
     lease_table,
@@ -20,6 +19,7 @@ from kcl_pipeline.orchestration.runs import RunView
 from kcl_pipeline.position import Position
 from kcl_pipeline.status.rows import MAX_MOVES, OwnerChanges
 from kcl_pipeline.status.snapshot import LifeObservation, Snapshot
+from kcl_pipeline.worker_status import HungState, LeaseLag, PausedLease, WorkerStatus, WorkerTotals
 from tests.support.dagster_fakes import leases, worker
 
 
@@ -119,11 +119,11 @@ def test_the_last_moves_have_the_reason_of_the_leader():
 
 
 def test_workers_and_runs_without_a_worker():
-    totals = WorkerTotals(last_batch_seconds=4.0)
+    totals = WorkerTotals(dead_letters=2)
     rows = [
         replace(
             worker("orders-1", 30.0),
-            status=WorkerStatus(1_500, totals=totals, dead_letters=2),
+            status=WorkerStatus(1_500, totals=totals, last_batch_seconds=4.0),
         ),
         replace(worker("orders-2", 10.0), drain_requested=True),
         replace(
