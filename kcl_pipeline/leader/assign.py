@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -100,6 +100,10 @@ JOIN_SECONDS: Final = 15.0
 
 WATCHERS: Final = 2
 """Processes that scan while they do not lead."""
+_FIRST_WATCHERS: Final = 8
+"""Processes that scan until they know whose row moves. Rows of workers that stopped may be among
+those of the smallest ids.
+"""
 _SCANS_PER_FAILOVER: Final = 5
 _DUTY: Final = 4.0
 """A scan of a watcher takes at most a fifth of the time."""
@@ -922,7 +926,8 @@ class StandbyWatch:
     """Reads for one process that does not lead, so that it knows at once who has stopped.
 
     The two smallest worker ids whose row moves scan the tables. The others read the worker rows
-    once in a while, to learn whether they are one of the two.
+    once in a while, to learn whether they are one of the two. In a fleet that starts, no row has
+    moved yet: a process scans if its id is one of the eight smallest.
 
     Args:
         dependencies: Those of the leader.
@@ -961,13 +966,15 @@ class StandbyWatch:
         if began < self._next_look:
             return
         try:
+            if self._moving is None:
+                self._begin(leader)
+            elif not self.is_watcher:
+                self._choose(self._deps.worker_table.scan_workers().workers, leader, set())
             if self.is_watcher:
                 self._liveness.forget_after_pause(began)
                 rows = self._scan()
                 owners = {lease.actual_owner for lease in rows.leases}
                 self._choose(rows.workers, leader, owners)
-            else:
-                self._choose(self._deps.worker_table.scan_workers().workers, leader, set())
         except (KclError, ValueError) as error:
             self._deps.events(AwsTrouble("scan of a standby leader", str(error)))
         ended = clock.monotonic()
@@ -978,7 +985,21 @@ class StandbyWatch:
             pause = max(_LOOK_SECONDS, _LOOK_SECONDS_PER_WORKER * self._workers)
         self._next_look = ended + pause
 
-    def _choose(self, rows: Iterable[WorkerMetrics], leader: str, owners: set[str | None]) -> None:
+    def _begin(self, leader: str) -> None:
+        """Decide from the worker rows whether to scan the leases in the first look, too."""
+        rows = self._deps.worker_table.scan_workers().workers
+        known = {row.worker_id for row in rows}
+        if len(self._before_own(known - {leader})) >= _FIRST_WATCHERS:
+            self._choose(rows, leader, known)
+
+    def _before_own(self, others: set[str]) -> list[str]:
+        """Return the ids before the own one. A process without a row comes after all others."""
+        own_id = self._deps.owner_name
+        return [key for key in others if key < own_id or own_id not in others]
+
+    def _choose(
+        self, rows: Iterable[WorkerMetrics], leader: str, owners: Collection[str | None]
+    ) -> None:
         """Decide whether this process is one of the two smallest ids that move.
 
         In the first look the owners of leases count as moving.
@@ -988,12 +1009,10 @@ class StandbyWatch:
             {row.worker_id: (row.last_update_seconds, row.stats) for row in rows}, now
         )
         known = self._reports.keys()
-        before = {key for key in owners if key in known} if self._moving is None else self._moving
+        before = {key for key in known if key in owners} if self._moving is None else self._moving
         silent = self._reports.unchanged_for(_LIVING_SECONDS, now)
-        self._moving = (before | moved.keys()) & (known - silent)
+        # This process runs, whether or not it has seen its own row move
+        self._moving = (before | moved.keys() | {self._deps.owner_name}) & (known - silent)
         others = self._moving - {leader}
         self._workers = len(others)
-        # A process without a row, such as the sensor, comes after all others
-        own_id = self._deps.owner_name
-        first = [key for key in others if key < own_id or own_id not in others]
-        self.is_watcher = len(first) < WATCHERS
+        self.is_watcher = len(self._before_own(others)) < WATCHERS
