@@ -1,4 +1,4 @@
-"""The work of a cycle grows with the number of leases, and not with leases times streams."""
+"""Many streams: the work of a cycle grows with the leases, and not with leases times streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.kinesis.model import KinesisSettings
+from tests.support.leader_world import World
 
 
 def lease(stream, shard, **changes):
@@ -42,3 +44,20 @@ def test_former_leases_parse_each_stream_once(monkeypatch):
     found = former_leases(rows, [StreamId(f"a{stream}", "1", 5) for stream in range(20)])
     assert [deletion.lease.lease_key for deletion in found] == ["1:a3:4:s-0"]
     assert len(parsed) == 21
+
+
+def test_2200_streams_are_recorded_read_and_led():
+    names = tuple(f"events-of-tenant-{number:04}" for number in range(2_200))
+    world = World(shards=1, streams=names, kinesis=KinesisSettings(shard_limit=len(names)))
+    world.join("a")
+    first = world.leader().run_once()
+    assert (first.error, len(first.created)) == (None, len(names))
+    record = world.coordinator.read_application()
+    assert [stream.name for stream in record.identity.streams] == list(names)
+    world.clock.advance(60)
+    again = world.leader("next").run_once()
+    assert not again.led
+    world.clock.advance(60)
+    again = world.leaders["next"].run_once()
+    assert (again.led, again.error, again.created, again.deleted) == (True, None, (), ())
+    assert len(again.leases) == len(again.coverage) == len(names)

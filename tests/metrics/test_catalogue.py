@@ -84,6 +84,14 @@ def test_levels_are_those_of_the_java_library(operation, name, level):
     assert (found.level, found.in_kcl) == (level, True)
 
 
+def test_the_shard_sync_of_a_cycle_has_its_two_instruments():
+    cycle = ev.CycleFinished(
+        "w", True, 5.0, True, incomplete_streams=1, unavailable_streams=2, sync_skipped=True
+    )
+    values = {one.instrument.name: one.value for one in observations(cycle)}
+    assert (values["NumStreamsToSync"], values["NumSkippedShardSyncTask"]) == (3, 1)
+
+
 def test_values_of_a_batch():
     found = {one.instrument.name: one for one in observations(BATCH)}
     assert {name: one.value for name, one in found.items()} == {

@@ -30,9 +30,9 @@ class World:
     leaders tick every five. `kbps` returns the throughput of a lease at its renewal.
     """
 
-    def __init__(self, shards=4, streams=("orders",), tables_exist=True, **overrides):
+    def __init__(self, shards=4, streams=("orders",), tables_exist=True, kinesis=None, **overrides):
         self.clock = VirtualClock()
-        self.model = KinesisModel(self.clock)
+        self.model = KinesisModel(self.clock, kinesis)
         for stream in streams:
             self.model.create_stream(stream, shards)
         self.kinesis = InMemoryKinesis(self.model)
