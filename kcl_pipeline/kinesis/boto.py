@@ -12,6 +12,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,20 +23,48 @@ import urllib3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ClientError, HTTPClientError
 
+from kcl_pipeline.aws_errors import aws_errors, translated
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.deadline import BODY_SECONDS, DEADLINES, limit_bodies, read_body, socket_of
 from kcl_pipeline.errors import (
     AwsError,
+    ExpiredIteratorError,
     InvalidRequestError,
     SettingsError,
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.kinesis.aws_errors import kinesis_errors
 from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
 from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, MIN_BYTES, date_of, decode_page, shard_of
 from kcl_pipeline.shards import USER_PARTITION_KEY, Shard, StreamId
+
+
+def kinesis_errors(operation: str, about: str) -> AbstractContextManager[None]:
+    """Translate errors in a block, like `aws_errors.aws_errors`.
+
+    Args:
+        operation: Name of the API operation.
+        about: The stream or shard.
+    """
+    return aws_errors("kinesis", operation, about, _expired_iterator)
+
+
+def from_client_error(error: ClientError, operation: str, about: str) -> AwsError:
+    """Return the error of this package for an error response."""
+    return translated(error, "kinesis", operation, about, _expired_iterator)
+
+
+def _expired_iterator(error: ClientError, code: str, text: str) -> AwsError | None:
+    # GetRecords returns InvalidArgument for an iterator that the service does not know any more.
+    # The reader requests a new one, as for an expired one (protocol §10.3).
+    operation = error.operation_name
+    if code == "ExpiredIteratorException" or (
+        code == "InvalidArgumentException" and operation == "GetRecords"
+    ):
+        return ExpiredIteratorError(text, code=code, operation=operation)
+    return None
+
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient

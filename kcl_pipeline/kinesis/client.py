@@ -13,6 +13,26 @@ from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, Shard, StreamId
 
+MIN_RETENTION_MILLIS: Final = 24 * 3600 * 1000
+"""Shortest retention period of a stream. Records that arrived within it still exist."""
+ARRIVAL_SAMPLES: Final = 64
+
+
+def sampled_arrivals(records: pa.Table) -> tuple[int, ...]:
+    """Return the arrival times, in epoch microseconds, of about `ARRIVAL_SAMPLES` records.
+
+    The records are spread evenly over the table.
+    """
+    if records.num_rows == 0:
+        return ()
+    arrivals = records["approximate_arrival_timestamp"]
+    step = max(records.num_rows // ARRIVAL_SAMPLES, 1)
+    if step > 1:
+        arrivals = arrivals.take(pa.array(np.arange(0, records.num_rows, step)))
+    return tuple(
+        micros for chunk in arrivals.chunks for micros in chunk.view(pa.int64()).to_pylist()
+    )
+
 
 def payload_bytes(records: pa.Table) -> int:
     """Return the bytes of data and partition keys, as Kinesis counts them."""

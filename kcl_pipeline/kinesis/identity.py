@@ -17,8 +17,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError, StreamReplacedError
-from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
+from kcl_pipeline.kinesis.client import MIN_RETENTION_MILLIS, KinesisClient
 from kcl_pipeline.planning.shard_sync import successors
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 

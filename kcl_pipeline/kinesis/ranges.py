@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.batch import Written
@@ -28,10 +27,9 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.events import AggregatesRejected
-from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient, data_bytes
+from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient, data_bytes, sampled_arrivals
 from kcl_pipeline.kinesis.prefetch import MIN_CALL_SECONDS
-from kcl_pipeline.kinesis.reader import Resume, ShardReader
-from kcl_pipeline.kinesis.retention import Gap
+from kcl_pipeline.kinesis.reader import Gap, Resume, ShardReader
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
@@ -42,8 +40,6 @@ EXACTLY_SECONDS: Final = 120.0
 
 TIP_SECONDS: Final = 2.0
 """How long the service must say that no newer record exists before a range counts as incomplete."""
-
-ARRIVAL_SAMPLES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,19 +379,3 @@ def rows_through(records: pa.Table, position: Position) -> pa.Table:
         key=lambda row: Position(numbers[row].as_py(), subs[row].as_py()),
     )
     return records.slice(0, rows)
-
-
-def sampled_arrivals(records: pa.Table) -> tuple[int, ...]:
-    """Return the arrival times, in epoch microseconds, of about `ARRIVAL_SAMPLES` records.
-
-    The records are spread evenly over the table.
-    """
-    if records.num_rows == 0:
-        return ()
-    arrivals = records["approximate_arrival_timestamp"]
-    step = max(records.num_rows // ARRIVAL_SAMPLES, 1)
-    if step > 1:
-        arrivals = arrivals.take(pa.array(np.arange(0, records.num_rows, step)))
-    return tuple(
-        micros for chunk in arrivals.chunks for micros in chunk.view(pa.int64()).to_pylist()
-    )

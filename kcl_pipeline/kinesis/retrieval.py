@@ -25,8 +25,7 @@ from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.kinesis.reader import Resume, ShardReader
-from kcl_pipeline.kinesis.retention import FoundGaps
+from kcl_pipeline.kinesis.reader import FoundGaps, Resume, ShardReader
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.kinesis.aws_errors import kinesis_errors
+from kcl_pipeline.kinesis.boto import kinesis_errors
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient

@@ -27,8 +27,9 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.events import AwsTrouble, LeasesCreated, LossReason, RecordsLost
+from kcl_pipeline.kinesis.client import MIN_RETENTION_MILLIS
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck, require_same_stream
-from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS, FoundGap
+from kcl_pipeline.kinesis.reader import FoundGap
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.identity_check import is_removed

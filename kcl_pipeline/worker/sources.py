@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, ShardRange, Written
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
+from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk, sampled_arrivals
 from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
-from kcl_pipeline.kinesis.ranges import FetchedShard, sampled_arrivals
+from kcl_pipeline.kinesis.ranges import FetchedShard
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import Held
 from kcl_pipeline.memory import MemoryBudget

@@ -21,7 +21,7 @@ import numpy as np
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import BatchCommitted
-from kcl_pipeline.kinesis.ranges import sampled_arrivals
+from kcl_pipeline.kinesis.client import sampled_arrivals
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.version import __version__

@@ -13,8 +13,7 @@ from botocore.exceptions import ClientError
 
 from kcl_pipeline import errors
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
-from kcl_pipeline.kinesis.aws_errors import from_client_error
-from kcl_pipeline.kinesis.boto import MAX_ATTEMPTS, BotoKinesis
+from kcl_pipeline.kinesis.boto import MAX_ATTEMPTS, BotoKinesis, from_client_error
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.kinesis_over_http import (  # noqa: F401 (fixtures)

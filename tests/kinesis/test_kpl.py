@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
-from kcl_pipeline.kinesis.decode import records_table
-from kcl_pipeline.kinesis.kpl import (
+from kcl_pipeline.kinesis.decode import (
     KPL_PARTITION_KEY,
     MAGIC,
     UserRecord,
     deaggregate,
     decode_aggregate,
+    records_table,
 )
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from tests.support.kpl_encoder import Aggregate, aggregate_of, delimited, seal, varint

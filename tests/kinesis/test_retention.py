@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.kinesis.retention import Gap
+from kcl_pipeline.kinesis.reader import Gap
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from tests.support.reader_world import World, values
 

@@ -14,7 +14,7 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.kinesis.aws_errors import kinesis_errors
+from kcl_pipeline.kinesis.boto import kinesis_errors
 from kcl_pipeline.leases.dynamodb import call
 
 

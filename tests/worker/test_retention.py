@@ -8,7 +8,7 @@ import pytest
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.events import LossReason, RecordsLost, ShardEnded
-from kcl_pipeline.kinesis.retention import FoundGaps, Gap
+from kcl_pipeline.kinesis.reader import FoundGaps, Gap
 from kcl_pipeline.planning.shard_sync import with_times_of_parents
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId

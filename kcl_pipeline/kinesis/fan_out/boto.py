@@ -25,8 +25,7 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.kinesis.aws_errors import from_client_error, kinesis_errors
-from kcl_pipeline.kinesis.boto import given
+from kcl_pipeline.kinesis.boto import from_client_error, given, kinesis_errors
 from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.kinesis.decode import decode_event
 from kcl_pipeline.kinesis.fan_out.subscription import Consumer, Subscribed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcl_pipeline.errors import AwsError, NotFoundError
-from kcl_pipeline.kinesis.aws_errors import kinesis_errors
+from kcl_pipeline.kinesis.boto import kinesis_errors
 from kcl_pipeline.kinesis.fan_out.boto import IN_USE, described_consumer
 
 if TYPE_CHECKING:

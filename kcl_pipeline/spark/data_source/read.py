@@ -29,6 +29,7 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import (
     ARRIVAL_TOLERANCE,
+    MIN_RETENTION_MILLIS,
     Chunk,
     IteratorType,
     KinesisClient,
@@ -39,7 +40,6 @@ from kcl_pipeline.kinesis.client import (
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.prefetch import Pace
 from kcl_pipeline.kinesis.reader import ShardReader
-from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 from kcl_pipeline.spark.data_source.offsets import ShardOffset

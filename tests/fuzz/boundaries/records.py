@@ -19,11 +19,12 @@ from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
 from kcl_pipeline.kinesis.decode import (
     CBOR_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
+    MAX_EXPANSION,
+    deaggregate,
     decode_event,
     decode_page,
     records_table,
 )
-from kcl_pipeline.kinesis.kpl import MAX_EXPANSION, deaggregate
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
