@@ -26,13 +26,13 @@ import psutil
 
 from benchmarks.embedded import client, embedded_aws
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_fan_out, open_kinesis
-from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.threads import spawn_thread
 
 STREAM = "many"
 RECORD_BYTES = 1024

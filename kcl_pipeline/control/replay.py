@@ -61,13 +61,13 @@ from kcl_pipeline.sinks.sink import Entry, FileKeepingSink, Positions, Sink
 from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.text import counted, printable
 from kcl_pipeline.worker.batch_runner import WriteSteps
+from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.failures import (
     FailureLimits,
     IsolationStoppedError,
     SplitBatch,
     dead_letters,
 )
-from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.sources import SourcedBatch
 from kcl_pipeline.worker.summary import StopReason
 

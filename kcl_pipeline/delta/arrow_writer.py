@@ -21,7 +21,7 @@ from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.schema import untyped
 from kcl_pipeline.delta.storage import Storage, open_storage
 from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.pools import DaemonPool
+from kcl_pipeline.threads import DaemonPool
 from kcl_pipeline.transform import (
     ArrowTransform,
     apply_arrow_transform,

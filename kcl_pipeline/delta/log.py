@@ -54,7 +54,7 @@ from kcl_pipeline.delta.files import TableLayout
 from kcl_pipeline.delta.statistics import Indexed, indexed_columns, log_statistics
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.pools import DaemonPool
+from kcl_pipeline.threads import DaemonPool
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from obstore.store import from_url
 
 from kcl_pipeline.delta.address import delta_options, has_own_keys, is_s3, s3_option
 from kcl_pipeline.delta.errors import cause_of, first_line
-from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.sinks.log import StoredObject, UnsafeObjectError
+from kcl_pipeline.threads import DaemonPool
 
 _CLIENT: Final = frozenset(
     {

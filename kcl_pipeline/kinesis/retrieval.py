@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, SettingsError
@@ -28,6 +27,7 @@ from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.reader import FoundGaps, Resume, ShardReader
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
+from kcl_pipeline.threads import Spawn
 
 
 class Retrieval:

@@ -26,7 +26,6 @@ from functools import partial
 from random import Random
 from typing import Any, Final, Literal
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -88,6 +87,7 @@ from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.planning.state import Observation, Prepared, prepare, whole_plan
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.threads import Spawn
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker_status import UnavailableStream
 

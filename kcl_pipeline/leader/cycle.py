@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Final
 
-from kcl_pipeline.background import Joinable, Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import CycleFinished, EventSink
@@ -22,6 +21,7 @@ from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning.state import is_failing, is_valid
+from kcl_pipeline.threads import Joinable, Spawn
 
 SYNC_SECONDS: Final = 1.0
 """Shortest time between two runs of `sync`."""

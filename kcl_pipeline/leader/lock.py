@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random
 from typing import Final, TypeVar
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.changes import LastChanges
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
@@ -18,6 +17,7 @@ from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRej
 from kcl_pipeline.leases.codec import LEADER_KEY
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock, UnreadableLock
 from kcl_pipeline.leases.store import ConditionCheck
+from kcl_pipeline.threads import Spawn
 
 SENSOR_LOCK_MILLIS: Final = 15_000
 _SHORTEST_MILLIS: Final = 2_000

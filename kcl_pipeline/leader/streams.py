@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeGuard
 
-from kcl_pipeline.background import Joinable, Spawn, spawn_thread
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
 from kcl_pipeline.config.model import STREAM_FORMS, is_stream
@@ -38,6 +37,7 @@ from kcl_pipeline.leases.application import (
     RecordedStream,
 )
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.threads import Joinable, Spawn, spawn_thread
 from kcl_pipeline.worker_status import UnavailableStream
 
 ASK_SECONDS: Final = 60.0

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from kcl_pipeline.background import Joinable, Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -19,6 +18,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.leases.application import Loss, Losses
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable
+from kcl_pipeline.threads import Joinable, Spawn
 
 RETRY_SECONDS: Final = 30.0
 

@@ -30,7 +30,6 @@ from kcl_pipeline.aws import (
     open_tables,
 )
 from kcl_pipeline.aws.configs import LEADER_THREADS
-from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
@@ -53,10 +52,10 @@ from kcl_pipeline.pipeline.output import (
     SessionFactory,
     sink_address,
 )
-from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.settings_errors import names_only
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
+from kcl_pipeline.threads import DaemonPool, spawn_thread
 from kcl_pipeline.worker.dependencies import OpenedApplication
 from kcl_pipeline.worker.start import open_application, refuse_pause
 

@@ -36,8 +36,7 @@ from kcl_pipeline.worker.failures import (
     write_dead_letters,
 )
 from kcl_pipeline.worker.sources import BatchSource, SourcedBatch
-from kcl_pipeline.worker.status import LagTracker, WorkerStats
-from kcl_pipeline.worker.watch import Activity
+from kcl_pipeline.worker.status import Activity, LagTracker, WorkerStats
 
 MAX_SINK_FAILURES: Final = 20
 

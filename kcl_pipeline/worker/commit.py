@@ -59,7 +59,7 @@ from kcl_pipeline.sinks.sink import (
     shard_key,
 )
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
-from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
+from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, retry_transient
 
 COMMIT: Final = RetryPolicy(
     120.0,

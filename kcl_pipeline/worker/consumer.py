@@ -89,7 +89,7 @@ class ConsumerState(StrEnum):
 class ShardConsumer(ShardProgress):
     """Mutable state of one held lease. Its methods are the transitions.
 
-    Only the processing thread changes it. `watch.StallWatch` reads single attributes on another
+    Only the processing thread changes it. `status.StallWatch` reads single attributes on another
     thread.
 
     Attributes:

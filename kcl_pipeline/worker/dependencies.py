@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kcl_pipeline.background import Spawn, spawn_thread
 from kcl_pipeline.batch import BatchWriter
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -26,6 +25,7 @@ from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.cpu import MetricProvider
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Sink
+from kcl_pipeline.threads import Spawn, spawn_thread
 
 Mode = Literal["continuous", "drain"]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from kcl_pipeline.background import Due
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import (
@@ -19,11 +18,11 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.threads import Due
+from kcl_pipeline.worker.calls import InFlight, attempt
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.threads import InFlight
-from kcl_pipeline.worker.watch import HangWatch, StallWatch, UselessWatch
+from kcl_pipeline.worker.status import HangWatch, StallWatch, UselessWatch
 from kcl_pipeline.worker_status import WorkerStatus
 
 FIRST_DISCOVERY_SECONDS: Final = 1.0

@@ -31,8 +31,8 @@ from kcl_pipeline.leases.identity_check import check_application, check_leases, 
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.calls import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.dependencies import OpenedApplication, WorkerDependencies
-from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 
 
 def open_application(
@@ -58,7 +58,7 @@ def open_application(
         NotFoundError: No stream exists.
         AccessDeniedError: A permission is missing, for the tables or for every stream.
         IncompatibleTableError: The tables are not of this layout or application.
-        AwsError: A table stayed unusable for the time of `retry.START_UP`.
+        AwsError: A table stayed unusable for the time of `calls.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
     is_multi_stream = settings.is_multi_stream
@@ -145,7 +145,7 @@ def record_application(
     Raises:
         OtherApplicationError: The start does not fit the record.
         ApplicationPausedError: The application is paused.
-        AwsError: The record stayed unusable for the time of `retry.START_UP`.
+        AwsError: The record stayed unusable for the time of `calls.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
     recorded = retry_transient(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import ApplicationPausedError, SinkError, TableMismatchError
 from kcl_pipeline.events import (
@@ -34,7 +33,9 @@ from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CheckedSink
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.batch_runner import BatchRunner
+from kcl_pipeline.worker.calls import CurrentStop, Pools, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import LeaseStreams, Lifecycle
 from kcl_pipeline.worker.dependencies import (
@@ -47,7 +48,6 @@ from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.lease_loop import LeaseLoop
 from kcl_pipeline.worker.losses import Lineage, RetentionLosses
 from kcl_pipeline.worker.ranges import RangeSource
-from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.sources import BatchSource, BufferedSource
 from kcl_pipeline.worker.start import (
     DeletedTables,
@@ -56,8 +56,13 @@ from kcl_pipeline.worker.start import (
     record_missing_streams,
 )
 from kcl_pipeline.worker.status import (
+    Activity,
+    HangWatch,
     Lag,
     LagTracker,
+    StallWatch,
+    UselessWatch,
+    WatchedWriter,
     WorkerStats,
     note_read_up_to,
     worker_status,
@@ -71,8 +76,6 @@ from kcl_pipeline.worker.stopping.leaving import (
 )
 from kcl_pipeline.worker.stopping.processing import Processing
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
-from kcl_pipeline.worker.threads import CurrentStop, Pools
-from kcl_pipeline.worker.watch import Activity, HangWatch, StallWatch, UselessWatch, WatchedWriter
 from kcl_pipeline.worker_status import WorkerStatus
 
 JOIN_SECONDS: Final = 0.5
@@ -232,7 +235,7 @@ class Worker:
             AccessDeniedError: A permission is missing.
             NotFoundError: A stream or table does not exist.
             TableMismatchError: The output cannot be written.
-            ThrottledError: A step was throttled for the time of `retry.START_UP`.
+            ThrottledError: A step was throttled for the time of `calls.START_UP`.
             UnavailableError: A service was unavailable for that time.
             StoppedWhileRetryingError: `stop` was set while a failed step waited.
         """

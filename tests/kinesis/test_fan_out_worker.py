@@ -10,7 +10,6 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.aws import AwsClients, SessionOptions
-from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.sink import DeltaSink
@@ -31,6 +30,7 @@ from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.local.kinesis import codec
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.threads import spawn_thread
 from tests.support.fan_out_world import (
     DEADLINE_SECONDS,
     FanOutWorld,

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.events import (
     BatchCommitted,
     ProcessorCalled,
@@ -19,6 +18,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
 from tests.support.worker_world import numbered

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.processors.properties import KEYS
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.guides.snippets import ROOT, snippets
 from tests.processors.log import row_of

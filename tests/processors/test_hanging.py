@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import ShardEnded, ShardPaused, WorkerHung, WorkerResumed
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.processors.thread import ProcessorThread
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import Calls, row_of, rows_of, world_of
 from tests.support.worker_world import numbered

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from kcl_pipeline import EmbeddedAws
-from kcl_pipeline.background import Background
 from kcl_pipeline.cli import app
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.pipeline import KinesisPipeline
@@ -20,6 +19,7 @@ from kcl_pipeline.processors.kclpy.kcl import script_processor
 from kcl_pipeline.processors.kclpy.v2 import processor as v2
 from kcl_pipeline.processors.kclpy.v3 import processor as v3
 from kcl_pipeline.processors.properties import KEYS, parse_properties, read_properties
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.processors.log import row_of
 from tests.support.worker_world import World, numbered

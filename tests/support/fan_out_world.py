@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_fan_out, open_kinesis
-from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.events import Event
@@ -26,6 +25,7 @@ from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.clock import ShiftedClock
+from kcl_pipeline.threads import spawn_thread
 from tests.support.local_aws import ZERO
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.errors import OtherApplicationError, ThrottledError, UnreadableRowError
 from kcl_pipeline.events import AwsTrouble, WorkerIdShared
 from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker
 from tests.support.kpl_encoder import aggregate_of

@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import HangStep, ShardPaused, ShardResumed, WorkerHung
@@ -22,6 +21,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
 )
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import Worker

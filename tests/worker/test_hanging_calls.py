@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import LeaseLost
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -17,6 +16,7 @@ from kcl_pipeline.events import (
     ShardStalled,
 )
 from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kcl_pipeline.pools import DaemonPool
+from kcl_pipeline.threads import DaemonPool
 
 DEADLINE_SECONDS = 20
 

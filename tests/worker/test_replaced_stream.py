@@ -8,7 +8,6 @@ import dataclasses
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.events import LeaseDeleted, RecordsLost
 from kcl_pipeline.leases.application import RecordedStream
 from kcl_pipeline.leases.row import Lease
@@ -16,6 +15,7 @@ from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.tables import create_lease
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.streams_world import StreamsWorld
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.events import LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.kinesis.reader import FoundGaps, Gap
 from kcl_pipeline.planning.shard_sync import with_times_of_parents
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.losses import RetentionLosses
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered

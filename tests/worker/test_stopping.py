@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.errors import CommitStoppedError, ThrottledError
 from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered

@@ -9,17 +9,17 @@ from functools import partial
 
 import pytest
 
-from kcl_pipeline import pools
+from kcl_pipeline import threads as pools
 from kcl_pipeline.aws.configs import MIN_TIMEOUT_SECONDS, dynamodb_config
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import AwsTrouble, DefectFound, ShardStalled
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker.threads import InFlight
+from kcl_pipeline.threads import DaemonPool
+from kcl_pipeline.worker.calls import InFlight
 from tests.support.worker_world import World, numbered
 
 BAD = "shardId-000000000001"

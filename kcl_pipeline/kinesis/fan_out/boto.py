@@ -16,7 +16,6 @@ from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import (
     AwsError,
@@ -30,6 +29,7 @@ from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.kinesis.decode import decode_event
 from kcl_pipeline.kinesis.fan_out.subscription import Consumer, Subscribed
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.threads import Spawn
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient

@@ -15,12 +15,12 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.eventstream import EventStreamBuffer
 from botocore.httpsession import get_cert_path
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.extras import require
 from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut, page_of, subscription_errors
+from kcl_pipeline.threads import Spawn
 
 require("http2", "retrieval.fan_out_http='2'", "write '1.1'")
 

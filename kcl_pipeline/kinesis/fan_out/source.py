@@ -13,7 +13,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import AwsError, ExpiredIteratorError, NotFoundError, UnavailableError
@@ -28,6 +27,7 @@ from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Subscribed
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.threads import Spawn
 
 POLL_SECONDS: Final = 0.02
 """Time between two reads of a subscription's buffer. A read makes no call."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.threads import Spawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kcl_pipeline.background import Spawn, spawn_thread
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsDropped
 from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.instruments import Attributes, Instrument, MetricValue
+from kcl_pipeline.threads import Spawn, spawn_thread
 
 BATCH_SIZE: Final = 1_000
 """CloudWatch: metrics per call of PutMetricData. A call has a price, whatever it carries."""

@@ -24,7 +24,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.errors import SinkError, TransformFailedError
-from kcl_pipeline.pools import DaemonPool
 from kcl_pipeline.spark.arrow_memory.classes import (
     RESULT_CLASS,
     UnsuitableSessionError,
@@ -36,6 +35,7 @@ from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.file_tasks import in_pieces
 from kcl_pipeline.spark.schema import arrow_schema
+from kcl_pipeline.threads import DaemonPool
 
 _MOST_ROWS: Final = 16 * 1024
 _MOST_BYTES: Final = 4 * 1024 * 1024

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kcl_pipeline.background import Background
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
 from kcl_pipeline.kinesis.client import Chunk, KinesisClient
@@ -25,6 +24,7 @@ from kcl_pipeline.spark.data_source.read import (
     open_reader,
     reached,
 )
+from kcl_pipeline.threads import Background
 
 ShardKey = tuple[str, str]
 """Stream name and shard id."""

@@ -13,9 +13,9 @@ from kcl_pipeline.leader.kcl2 import (
 )
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable
+from kcl_pipeline.worker.calls import attempt
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.leading.standby import StandbyLeader
-from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.start import DeletedTables
 
 

@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_pipeline.background import Due
 from kcl_pipeline.errors import (
     AwsError,
     CommitStoppedError,
@@ -53,6 +52,7 @@ from kcl_pipeline.planning.coverage import find_hole
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.text import counted
+from kcl_pipeline.threads import Due
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import ShardPause

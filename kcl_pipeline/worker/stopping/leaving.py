@@ -10,10 +10,9 @@ from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.worker.calls import Pools, attempt
 from kcl_pipeline.worker.consumer import Lifecycle
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.retry import attempt
-from kcl_pipeline.worker.threads import Pools
 
 LEAVE_SECONDS: Final = 4.0
 """How long a stopping worker writes rows, and waits for leases that are in a handoff to it."""
