@@ -40,6 +40,33 @@ from kcl_pipeline.position import Position
 from kcl_pipeline.unexpected import described
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a row says of the progress of its shard. Only owners and operators change it.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        pending: The pending checkpoint of a record processor. None: there is none.
+        state: Application state of the pending checkpoint.
+        mark: The mark of the table.
+    """
+
+    checkpoint: Position
+    pending: Position | None = None
+    state: bytes | None = None
+    mark: Position | None = None
+
+    @classmethod
+    def of(cls, lease: Lease) -> Progress:
+        """Return the progress in a row."""
+        return cls(
+            lease.checkpoint,
+            lease.pending_checkpoint,
+            lease.pending_checkpoint_state,
+            lease.table_mark,
+        )
+
+
 class Held:
     """One incarnation of a held lease.
 
@@ -51,7 +78,8 @@ class Held:
         lease: The row as this worker last wrote or read it.
         handoff_deadline: Time-out of the handoff (monotonic seconds). None: no handoff.
         renewed_at: When the last successful read or write of the row began (monotonic seconds).
-        unsure: The last write whose outcome is unknown. None: all outcomes are known.
+        sent: What the row can have besides `lease`: the progress after each write since `lease` was
+            read or written. The answer of a write can be lost.
         read_up_to_millis: See `Lease`. The next renewal writes it.
         processed: Last processed position (inclusive). A renewal writes it as the checkpoint. None:
             only `HeldLeases.checkpoint` moves the checkpoint.
@@ -70,8 +98,8 @@ class Held:
         "processed",
         "read_up_to_millis",
         "renewed_at",
+        "sent",
         "throughput",
-        "unsure",
     )
 
     def __init__(self, lease: Lease, read_at: float, lock: AbstractContextManager[object]) -> None:
@@ -81,7 +109,7 @@ class Held:
         self.renewed_at = read_at
         self.lock = lock
         self.busy = 0
-        self.unsure: object = None
+        self.sent: set[Progress] = set()
         self.read_up_to_millis = lease.read_up_to_millis
         self.processed: Position | None = None
         self.mark: Position | None = None
@@ -153,28 +181,14 @@ EXPIRED: Final = "it was not renewed in time"
 _TAKEN: Final = "another worker has it, or its row is gone"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointWrite:
-    """What a write puts into the row. Equal values are the same write.
-
-    Attributes:
-        checkpoint: The checkpoint.
-        pending: The pending checkpoint. None: it is removed.
-        state: Application state of the pending checkpoint.
-    """
-
-    checkpoint: Position
-    pending: Position | None = None
-    state: bytes | None = None
-
-
 class HeldLeases:
     """Gain, renew, checkpoint, hand off and release the leases of one worker.
 
     Thread-safe. A lease that is gained again gets a new `Held`; writes through the older one are
     refused. One thread at a time writes a lease; it holds the lock of the lease during the call.
-    Every write of its row renews a lease. A write whose outcome is unknown is repeated before
-    another one. Events are emitted without the lock of the set.
+    Every write of its row renews a lease. A write that is refused because of an earlier one, whose
+    answer was lost, adopts the counter of the row and is repeated (`_adopts`). Events are emitted
+    without the lock of the set.
 
     Args:
         table: The lease table.
@@ -444,11 +458,9 @@ class HeldLeases:
                 position = self._due_checkpoint(held)
                 if position is not None:
                     read = (throughput_kbps, held.read_up_to_millis)
-                    self._checkpoint(held, CheckpointWrite(position), *read)
-                elif held.unsure is None:
-                    self._renew(held, throughput_kbps)
+                    self._checkpoint(held, position, None, None, *read)
                 else:
-                    self._settle(held)
+                    self._renew(held, throughput_kbps)
             except LeaseLostError:
                 return False
             except (AwsError, ValueError) as error:
@@ -474,18 +486,19 @@ class HeldLeases:
     def _flush_processed(self, held: Held) -> None:
         position = held.processed
         if position is not None and position > held.lease.checkpoint:
-            self._checkpoint(held, CheckpointWrite(position))
+            self._checkpoint(held, position)
 
     def renew(self, held: Held) -> Lease:
-        """Renew a lease by one conditional write that changes nothing else.
+        """Renew a lease by one conditional write that changes nothing else, and adopts nothing.
+
+        It shows that nobody has written the row since this worker read or wrote it.
 
         Raises:
             LeaseLostError: The row is not as this worker last read or wrote it, or it is gone.
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
-            self._settle(held)
-            return self._renew(held)
+            return self._renew(held, adopts=False)
 
     def checkpoint(self, held: Held, *, checkpoint: Position) -> Lease:
         """Write the checkpoint in one conditional write, which also renews the lease.
@@ -502,7 +515,7 @@ class HeldLeases:
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
-            return self._checkpoint(held, CheckpointWrite(checkpoint))
+            return self._checkpoint(held, checkpoint)
 
     def prepare(self, held: Held, pending: Position, state: bytes | None) -> Lease:
         """Write a pending checkpoint, and leave the checkpoint as it is (protocol §9.3).
@@ -517,8 +530,7 @@ class HeldLeases:
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
-            self._settle(held)
-            return self._checkpoint(held, CheckpointWrite(held.lease.checkpoint, pending, state))
+            return self._checkpoint(held, None, pending, state)
 
     def create_successors(self, held: Held, successors: Sequence[Lease]) -> None:
         """Create the leases of the shards that follow the shard of a held lease.
@@ -557,66 +569,80 @@ class HeldLeases:
     def _checkpoint(
         self,
         held: Held,
-        what: CheckpointWrite,
+        checkpoint: Position | None,
+        pending: Position | None = None,
+        state: bytes | None = None,
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
     ) -> Lease:
-        if held.unsure != what:
-            self._settle(held)
-            # The repeated write may have moved the row past this checkpoint.
-            if what.checkpoint < held.lease.checkpoint:
-                return held.lease
-        mark = held.mark
-        if mark is not None and mark != what.checkpoint:
-            mark = None  # of another checkpoint
-        row = self._write(
-            held,
-            what,
-            lambda lease: self._table.update_checkpoint(
+        """Write a checkpoint (None: that of the row) and a pending one, with the mark."""
+        state = (state or None) if pending is not None else None
+        # A mark of another checkpoint stays in memory.
+        mark = held.mark if held.mark == checkpoint else None
+
+        def after(lease: Lease) -> Progress:
+            if _is_past(lease, checkpoint):
+                return Progress.of(lease)
+            return Progress(
+                checkpoint or lease.checkpoint, pending, state, mark or lease.table_mark
+            )
+
+        def write(lease: Lease) -> Lease | None:
+            if _is_past(lease, checkpoint):
+                return self._table.renew(lease, throughput_kbps, read_up_to_millis)
+            return self._table.update_checkpoint(
                 lease,
-                checkpoint=what.checkpoint,
-                pending=what.pending,
-                pending_state=what.state,
+                checkpoint=checkpoint or lease.checkpoint,
+                pending=pending,
+                pending_state=state,
                 throughput_kbps=throughput_kbps,
                 read_up_to_millis=read_up_to_millis,
                 table_mark=mark,
-                verify=self._verify_run,
-            ),
-        )
+            )
+
+        row = self._write(held, write, after)
         held.checkpointed_at = held.renewed_at
         return row
 
-    def _renew(self, held: Held, throughput_kbps: float | None = None) -> Lease:
+    def _renew(
+        self, held: Held, throughput_kbps: float | None = None, *, adopts: bool = True
+    ) -> Lease:
         return self._write(
             held,
-            "renewal",
-            lambda lease: self._table.renew(
-                lease, throughput_kbps, held.read_up_to_millis, verify=self._verify_run
-            ),
+            lambda lease: self._table.renew(lease, throughput_kbps, held.read_up_to_millis),
+            adopts=adopts,
         )
 
-    def _settle(self, held: Held) -> None:
-        """Repeat an earlier write whose response was lost.
+    def _write(
+        self,
+        held: Held,
+        write: Callable[[Lease], Lease | None],
+        after: Callable[[Lease], Progress] = Progress.of,
+        *,
+        adopts: bool = True,
+    ) -> Lease:
+        """Write the row on condition of the lease as this worker knows it.
 
-        Either the repetition is applied, or the row shows that the first attempt was. In both
-        cases the first attempt cannot be applied later.
+        Args:
+            held: The lease. One that has expired is not written.
+            write: Writes the row. None: it was refused.
+            after: Returns the progress that the row has after the write.
+            adopts: Repeat a refused write if `_adopts` says so.
         """
-        match held.unsure:
-            case None:
-                return
-            case CheckpointWrite():
-                self._checkpoint(held, held.unsure)
-            case _:
-                self._renew(held)
-
-    def _write(self, held: Held, what: object, write: Callable[[Lease], Lease | None]) -> Lease:
-        self._require(held)
-        began = self._clock.monotonic()
-        with self._noting(held, what):
+        while True:
+            self._require(held)
+            began = self._clock.monotonic()
+            held.sent.add(after(held.lease))
             row = write(held.lease)
-        if row is None:
-            raise self._lose(held)
+            if row is not None:
+                break
+            if not (adopts and self._adopts(held, self._table.get(held.lease_key))):
+                raise self._lose(held)
+            # No earlier write can be applied any more. If somebody else writes the row, too, then
+            # row and table are read again.
+            adopts = False
         held.lease = row
+        held.sent.clear()
         held.renewed_at = began
         self._note_handoff(held, row)
         if not self._is_current(held):
@@ -625,17 +651,33 @@ class HeldLeases:
             )
         return row
 
-    @contextmanager
-    def _noting(self, held: Held, what: object) -> Iterator[None]:
-        """Store a failed write in `unsure` unless it is certain that it was not applied."""
-        try:
-            yield
-        except ThrottledError:
-            raise
-        except Exception:
-            held.unsure = what
-            raise
-        held.unsure = None
+    def _adopts(self, held: Held, row: Lease | None) -> bool:
+        """Adopt the row if a write of this worker, whose answer was lost, has made it.
+
+        All writes since this worker knew the row have its counter as a condition, so at most one of
+        them was applied: the counter is one higher, the same worker processes the shard, and the
+        progress is that of before, or of one of these writes. Only a leader that calls a handoff
+        off, or assigns the lease to this worker again, makes the same row; nobody else has read the
+        shard then. Everything else is not adopted: an assignment to another worker and back raises
+        the counter by two or more, so does a seek, and the acceptance of another sink removes the
+        mark. Then the lease is lost; if discovery finds it again, the shard is resolved again: row,
+        then table.
+        """
+        lease = held.lease
+        if row is None or lease.actual_owner is None or row.counter != lease.counter + 1:
+            return False
+        # Equal workers in a handoff: a Java leader gives the lease back to its owner (#1718).
+        if row.actual_owner != lease.actual_owner or row.checkpoint_owner == row.owner:
+            return False
+        if Progress.of(row) not in {Progress.of(lease), *held.sent}:
+            return False
+        # Another process of this worker id writes the same.
+        if not self._verify_run():
+            return False
+        held.lease = row
+        held.sent.clear()
+        self._note_handoff(held, row)
+        return True
 
     def _note_handoff(self, held: Held, row: Lease) -> None:
         if not row.in_handoff:
@@ -679,8 +721,7 @@ class HeldLeases:
     def _transfer(self, held: Held, *, forced: bool) -> bool:
         lease = held.lease
         target = lease.owner or ""
-        with self._noting(held, "transfer"):
-            row = self._table.assign(lease, target)
+        row = self._table.assign(lease, target)
         if row is None:
             self.drop(held, "another assignment overtook its handoff")
             return False
@@ -725,28 +766,28 @@ class HeldLeases:
             AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
-            self._settle(held)
             self._require(held)
-            with self._noting(held, "deletion"):
-                deleted = self._table.delete(held.lease)
-            if not deleted:
+            if not (
+                self._table.delete(held.lease)
+                or (
+                    self._adopts(held, self._table.get(held.lease_key))
+                    and self._table.delete(held.lease)
+                )
+            ):
                 raise self._lose(held)
             self._remove(held)
 
     def _evict(self, held: Held) -> bool:
-        if held.unsure != "eviction":
-            try:
-                self._settle(held)
-            except LeaseLostError:
-                return False
-        with self._noting(held, "eviction"):
-            row = self._table.evict(held.lease)
+        row = self._table.evict(held.lease)
         if row is None:
             found = self._table.get(held.lease_key)
             if found is not None and found.checkpoint_owner == self._worker_id:
                 held.lease = found
                 self._note_handoff(held, found)
                 return self._transfer(held, forced=False)
+            if self._adopts(held, found):
+                row = self._table.evict(held.lease)
+        if row is None:
             self._lose(held)
             return False
         if self._remove(held):
@@ -813,3 +854,8 @@ class HeldLeases:
             del self._held[held.lease_key]
             self.changed_at = self._clock.monotonic()
             return True
+
+
+def _is_past(lease: Lease, checkpoint: Position | None) -> bool:
+    """Whether a row is past a checkpoint: a write whose answer was lost has moved it."""
+    return checkpoint is not None and checkpoint < lease.checkpoint

@@ -8,7 +8,7 @@ of a table (protocol §1.4, §2.3, §3):
 * A write whose condition does not hold returns None or False. It does not raise.
 * After `errors.UnavailableError` it is unknown whether a write was applied. The caller repeats the
   call with the same arguments. If the row has exactly the values of this write, the write counts
-  as applied, although its condition does not hold any more.
+  as applied, although its condition does not hold any more (but see `LeaseTable.renew`).
 * A row is not read, modified and put back. Unknown attributes are kept.
 * Throttling raises `errors.ThrottledError`, a missing table `errors.NotFoundError`, a missing
   permission `errors.AccessDeniedError`.

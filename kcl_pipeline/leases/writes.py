@@ -6,8 +6,9 @@ more, the comment at the condition says what it excludes.
 
 Each write is conditional on counter, owners or checkpoint. A write may have been applied although
 its response was lost. The caller then repeats it. The repetition is refused because of the first
-attempt, and returns the current row. A row with the values of a write was written by it, or by an
-equal write with the same effect; so each docstring says when a refused write counts as applied.
+attempt. A row with the values of a write was written by it, or by an equal write with the same
+effect; so each docstring says when a refused write counts as applied. Renewals and checkpoints do
+not: `HeldLeases`, which alone writes them, knows what it has sent.
 
 No row is read, modified and put back: attributes of other programs survive. Only a new row is put.
 """
@@ -73,7 +74,7 @@ class LeaseTable:
     """The lease table of one application, on a row store.
 
     A `Lease` argument is the row as the caller knows it. Writes compare its counter or owners with
-    those of the row. See `tables` for the rules of all methods.
+    those of the row. See `store` for the rules of all methods.
 
     Args:
         store: The rows.
@@ -286,29 +287,19 @@ class LeaseTable:
         lease: Lease,
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
-        *,
-        verify: Callable[[], bool] = lambda: True,
     ) -> Lease | None:
         """Increment the counter if it and the actual owner equal those of `lease` (§1.4, §1.4.1).
 
-        Also succeeds if a handoff has started since (protocol §1.4.1).
-
-        Applied if counter, actual owner and positions are as expected.
-        That is: the counter is one higher, the same worker processes the shard, and both positions
-        equal those of `lease`. Unlike KCL's check, this also works during a handoff (protocol
-        §1.4.1). The positions distinguish this write from a write of another process with the same
-        worker id. Without them, this worker would adopt the counter of the other process, would not
-        see its progress, and would commit its records again.
+        Also succeeds if a handoff has started since (protocol §1.4.1). `HeldLeases` decides what a
+        refusal means after an answer was lost.
 
         Args:
             lease: The row as the caller knows it.
             throughput_kbps: New throughput. None: it is not changed.
             read_up_to_millis: New value of `Lease.read_up_to_millis`. None: it is not changed.
-            verify: Called before a refused write counts as applied. Returns whether this process
-                still has its worker id: another process of this id writes the same.
 
         Returns:
-            The current lease; `in_handoff` if a handoff has started. None: the lease is lost.
+            The current lease; `in_handoff` if a handoff has started. None: the row is another.
         """
         put: Item = {
             rows.COUNTER: number(lease.counter + 1),
@@ -342,16 +333,7 @@ class LeaseTable:
                 return None
             outcome = self._store.update(lease.lease_key, conditions, changes)
             row = self._lease(outcome.item)
-        if outcome.applied or row is None:
-            return row
-        return (
-            row
-            if _is_next(row, lease)
-            and row.checkpoint_owner != row.owner
-            and _same_progress(row, lease)
-            and verify()
-            else None
-        )
+        return row if outcome.applied else None
 
     def update_checkpoint(
         self,
@@ -363,7 +345,6 @@ class LeaseTable:
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
         table_mark: Position | None = None,
-        verify: Callable[[], bool] = lambda: True,
     ) -> Lease | None:
         """Write checkpoint and pending checkpoint, and increment the counter (§1.4, updateLease).
 
@@ -371,10 +352,8 @@ class LeaseTable:
         checkpoint changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash
         range of `lease` are written, too. Owners and parents are not changed.
 
-        Applied if the counter is one higher, the same worker processes the shard, and both
-        positions and the state are those of this write. The write is conditional on the checkpoint
-        of `lease`, too. So a checkpoint never goes back, even if a row was deleted and created
-        again with the same counter.
+        So a checkpoint never goes back, even if a row was deleted and created again with the same
+        counter. `HeldLeases` decides what a refusal means after an answer was lost.
 
         Args:
             lease: The row as the caller knows it.
@@ -384,10 +363,9 @@ class LeaseTable:
             throughput_kbps: New throughput. None: it is not changed.
             read_up_to_millis: New value of `Lease.read_up_to_millis`. None: it is not changed.
             table_mark: New value of `Lease.table_mark`. None: it is not changed.
-            verify: See `renew`.
 
         Returns:
-            The new lease. None: the lease is lost.
+            The new lease. None: the row is another.
 
         Raises:
             ValueError: `checkpoint` is before that of `lease`.
@@ -418,16 +396,7 @@ class LeaseTable:
         outcome = self._store.update(
             lease.lease_key, conditions, Changes(put, tuple(sorted(remove)))
         )
-        row = self._lease(outcome.item)
-        if outcome.applied or row is None:
-            return row
-        state = (pending_state or None) if pending is not None else None
-        same = (
-            row.checkpoint == checkpoint
-            and row.pending_checkpoint == pending
-            and row.pending_checkpoint_state == state
-        )
-        return row if same and _is_next(row, lease) and verify() else None
+        return self._lease(outcome.item) if outcome.applied else None
 
     def evict(self, lease: Lease) -> Lease | None:
         """Remove the owner and increment the counter (§1.4, evictLease).
@@ -581,22 +550,6 @@ def _actual_owner_of(lease: Lease) -> list[Condition]:
     return [FirstEquals(rows.CHECKPOINT_OWNER, rows.OWNER, string(lease.actual_owner))]
 
 
-def _is_next(row: Lease, lease: Lease) -> bool:
-    return (
-        row.counter == lease.counter + 1
-        and lease.actual_owner is not None
-        and row.actual_owner == lease.actual_owner
-    )
-
-
-def _same_progress(row: Lease, lease: Lease) -> bool:
-    return (
-        row.checkpoint == lease.checkpoint
-        and row.pending_checkpoint == lease.pending_checkpoint
-        and row.pending_checkpoint_state == lease.pending_checkpoint_state
-    )
-
-
 def _switch(lease: Lease, owner: str) -> dict[str, int]:
     # KCL counts a switch when the owner changes, and when a worker gets its lease back during a
     # handoff, but not when a handoff ends (protocol §1.4).
@@ -637,5 +590,8 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
 
 
 def _jump(token: str) -> int:
-    """Return a number from 1 to 2^40 that differs between tokens. KCL's counter has 63 bits."""
-    return 1 + int.from_bytes(hashlib.sha256(token.encode()).digest()[:5])
+    """Return a number from 2 to 2^40 + 1 that differs between tokens. KCL's counter has 63 bits.
+
+    A worker adopts a counter that is one higher than the one it knows (`HeldLeases`).
+    """
+    return 2 + int.from_bytes(hashlib.sha256(token.encode()).digest()[:5])

@@ -56,3 +56,29 @@ def test_a_process_that_was_killed_is_started_again_under_its_id(fleet: Fleet):
     comparison = publisher.finish()
     assert comparison.exact, f"{comparison}\n{fleet.logs()}"
     assert fleet.end("w-1") == 0, fleet.logs()
+
+
+def test_of_two_processes_that_start_at_one_moment_one_goes_on(fleet: Fleet):
+    fleet.kinesis.create_stream(StreamName="events", ShardCount=3)
+    fleet.start("w-1")
+    first = fleet.workers.pop("w-1")
+    fleet.start("w-1")
+    second = fleet.workers.pop("w-1")
+    publisher = Publisher(fleet, per_second=200)
+    publisher.start()
+    try:
+        wait_until(
+            lambda: first.poll() is not None or second.poll() is not None,
+            90,
+            "the end of one of the two",
+        )
+        ended, other = (first, second) if first.poll() is not None else (second, first)
+        assert ended.returncode == 4, fleet.logs()
+    finally:
+        fleet.workers["w-1"] = second if first.poll() is not None else first
+    before = fleet.rows.count()
+    wait_until(lambda: fleet.rows.count() > before + 200, 90, "the other process to go on")
+    assert other.poll() is None, fleet.logs()
+    comparison = publisher.finish()
+    assert comparison.exact, f"{comparison}\n{fleet.logs()}"
+    assert fleet.end("w-1") == 0, fleet.logs()

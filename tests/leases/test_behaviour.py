@@ -253,13 +253,14 @@ def test_renewal_during_a_handoff_is_lost_with_the_counter(tables):
     assert tables.leases.update_checkpoint(handoff, checkpoint=END) is None
 
 
-def test_renewal_takes_up_a_handoff_that_was_called_off(tables):
+def test_a_renewal_after_a_handoff_was_called_off_needs_the_row_again(tables):
     lease = owned(tables)
     tables.leases.initiate_handoff(lease, "w2")
     handoff = tables.leases.renew(lease)
-    tables.leases.assign(handoff, "w1")
-    renewed = tables.leases.renew(handoff)
-    assert (renewed.owner, renewed.checkpoint_owner, renewed.counter) == ("w1", None, 3)
+    back = tables.leases.assign(handoff, "w1")
+    assert tables.leases.renew(handoff) is None
+    renewed = tables.leases.renew(back)
+    assert (renewed.owner, renewed.checkpoint_owner, renewed.counter) == ("w1", None, 4)
 
 
 def test_checkpoint_during_a_handoff_keeps_both_owners(tables):

@@ -12,7 +12,7 @@ from _pytest.mark import ParameterSet
 
 from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.leases import writes as lease_rows
-from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
+from kcl_pipeline.leases.held import Held, HeldLeases, Progress
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -189,18 +189,15 @@ def _restored_without_the_child(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_is_moved_back(patch: pytest.MonkeyPatch) -> None:
-    """A flush writes what was committed, whatever a settled write has made of the row."""
+    """A flush writes what was committed, whatever a write without an answer has made of the row."""
 
-    def write(self: HeldLeases, held: Held, what: CheckpointWrite) -> Lease:
-        if held.unsure != what:
-            self._settle(held)
+    def write(self: HeldLeases, held: Held, checkpoint: Position, *_: object) -> Lease:
         return self._write(
             held,
-            what,
             lambda lease: self._table.update_checkpoint(
-                lease.with_(checkpoint=min(lease.checkpoint, what.checkpoint)),
-                checkpoint=what.checkpoint,
+                lease.with_(checkpoint=min(lease.checkpoint, checkpoint)), checkpoint=checkpoint
             ),
+            lambda _lease: Progress(checkpoint),
         )
 
     patch.setattr(HeldLeases, "_checkpoint", write)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
@@ -89,6 +90,34 @@ def test_a_taker_starts_at_a_checkpoint_of_a_java_worker_without_a_commit(world:
     assert position == Position("7")
     assert world.rows.version == version, "no commit before reading"
     assert consumer.stored == world.stored() == StoredPosition(1, Position("5"))
+
+
+def test_shards_that_java_has_read_start_without_a_commit_and_move_in_one() -> None:
+    """Their rows are renewed after the table was read: in a pool, not on the calling thread."""
+    with ThreadPoolExecutor(4) as pool:
+        world = World(lambda call, items: list(pool.map(call, items)))
+        assert world.commit(5) is not None
+        for key in KEYS:
+            world.set_checkpoint(Position("7"), key)
+        renewed: dict[str, int] = {}
+
+        def note(called: str, key: str) -> None:
+            if called == "UpdateItem":
+                renewed[key] = threading.get_ident()
+
+        table = world.table.view(before_call=note)
+        leases = HeldLeases(table, "w", LeaseSettings(), world.clock, world.events.append)
+        consumers = {held.lease_key: ShardConsumer(held, STREAM) for held in leases.discover()}
+        committer, version = world.committer_of(leases), world.rows.version
+        assert world.start(consumers, committer) == dict.fromkeys(KEYS, Position("7"))
+        assert renewed.keys() == set(KEYS)
+        assert threading.get_ident() not in renewed.values()
+        assert world.rows.version == version, "no commit before the first batch"
+        ranges = tuple(ShardRange(key, Position("7"), Position("9")) for key in KEYS)
+        batch = Batch("b", ranges, NO_RECORDS)
+        assert committer.commit(batch, consumers, world.writer.write(batch)).landed
+        assert world.rows.version == version + 1
+        assert all(world.stored(key) == StoredPosition(2, Position("9")) for key in KEYS)
 
 
 def test_after_the_first_commit_of_the_taker_a_paused_worker_is_refused(world: World) -> None:

@@ -52,6 +52,16 @@ class World(commit_world.World):
             self.rows.append(LogEntry(1, positions={NAME: stored}))
         self.committer = self.committer_of(self.leases, InMemorySink(self.rows, clock=self.clock))
 
+    def lose_answer(self) -> None:
+        """Lose the answer of the next write of the row."""
+
+        def applied(called: str, key: str) -> None:
+            if (called, key) == ("UpdateItem", KEY):
+                self.table.hook(None, None)
+                raise UnavailableError("no answer")
+
+        self.table.hook(None, applied)
+
     def take(self):
         self.consumer = ShardConsumer(self.consumers[KEY].held, STREAM)
         return self.start({KEY: self.consumer})[KEY]
@@ -152,12 +162,16 @@ def test_a_mark_that_is_written_while_the_shard_starts_stops_the_lease(world: Wo
     """
     assert world.commit(7) is not None
     world.clock.advance(3.4)
-    world.trouble[KEY] = [UnavailableError("no answer")]
+    world.lose_answer()
     world.leases.renew_all()
     assert world.consumers[KEY].held.lease.table_mark == Position("5")
+    assert world.row().table_mark == Position("7")
     world.replace(StoredPosition(1, Position("5")))
     world.consumers[KEY].is_refused = True
     error = world.start({KEY: world.consumers[KEY]})[KEY]
+    assert isinstance(error, LeaseLostError), "the row was adopted after the table was read"
+    (held,) = world.leases.discover([KEY])
+    error = world.start({KEY: ShardConsumer(held, STREAM)})[KEY]
     assert isinstance(error, OtherTableError)
     assert world.row().table_mark == Position("7")
 

@@ -9,8 +9,9 @@ last checkpoint that a worker wrote and the table had. Java moves C and leaves t
   renews the row on condition of its counter first. A mark that is ahead of p stops the lease.
 - The first commit of a child, or its end, ends all ancestors that the table does not show as ended.
 - A child that has not begun waits for its parent. All ancestors of a begun shard count as ended.
-- A write that is refused although the row names this worker adopts the counter, if checkpoint and
-  mark are those that the worker read or sent. If not, row and table are read again.
+- A write that is refused although the row names this worker adopts the counter, if it is one higher
+  and if checkpoint and mark are those that the worker read or sent: a write of its own, whose
+  answer was lost, was applied. If not, row and table are read again.
 - A seek writes the rows, then the table, then the rows again: for the shard and its descendants.
   It raises the counter of a row by more than any worker has renewed it.
 
@@ -114,8 +115,8 @@ class Batch(NamedTuple):
 class Slot(NamedTuple):
     """What one process knows about one shard.
 
-    `checkpoint` and `mark` are those of the row as read or written, `sent` is the checkpoint of a
-    write whose answer was lost. `expected` are the entries of the shard and of its ancestors that
+    `checkpoint` and `mark` are those of the row as read or written, `sent` are those of a write
+    whose answer was lost. `expected` are the entries of the shard and of its ancestors that
     the table does not show as ended. `parent` is the parent's row as seen: "", "ended", "absent" or
     "open".
     """
@@ -124,7 +125,7 @@ class Slot(NamedTuple):
     counter: int = 0
     checkpoint: int = 0
     mark: int = 0
-    sent: int | None = None
+    sent: tuple[int, int] | None = None
     table: int = 0
     expected: tuple[tuple[int, Entry], ...] = ()
     position: int = 0
@@ -628,12 +629,6 @@ class Commits:
                 yield from self._start(s, index, shard, slot)
             case "sure":
                 yield from self._renew(s, index, shard, slot)
-            case "adopting ready" | "adopting ended":
-                entries = tuple((one, s.table.entries[one]) for one, _ in slot.expected)
-                same = entries == slot.expected and s.table.id == slot.table
-                kept = slot._replace(at=slot.at.removeprefix("adopting "))
-                after = with_slot(s, index, shard, kept if same else Slot())
-                yield f"{who} reads the table of s{shard} again", after
 
     def _begin(self, s: State, index: int, shard: int, slot: Slot) -> Iterator[tuple[str, State]]:
         """Check that the application is not paused, then read the row."""
@@ -789,7 +784,7 @@ class Commits:
             kept, after, what = Slot(), self._born(after, shard), f"writes the end of s{shard}"
         yield f"{who} {what}", with_slot(after, index, shard, kept)
         if s.left.lost:
-            sent = slot._replace(sent=checkpoint)
+            sent = slot._replace(sent=(checkpoint, mark))
             yield (
                 f"{who} {what} without an answer",
                 spent(with_slot(after, index, shard, sent), "lost"),
@@ -800,16 +795,17 @@ class Commits:
         row = s.rows[shard]
         if row == ABSENT or row.owner != self.ids[index]:
             return with_slot(s, index, shard, Slot())
-        same = row.checkpoint in (slot.checkpoint, slot.sent)
+        same = (row.checkpoint, row.mark) in ((slot.checkpoint, slot.mark), slot.sent)
         if not same and self.without != "second resolution":
+            return with_slot(s, index, shard, Slot())
+        # Another worker in between raises the counter by two, a seek by more.
+        if row.counter != slot.counter + 1 and self.without != "counter in the adoption":
             return with_slot(s, index, shard, Slot())
         kept = slot._replace(
             counter=row.counter, checkpoint=row.checkpoint, mark=row.mark, sent=None
         )
         if kept.at == "ready" and kept.position < row.checkpoint:
             raise BrokenRuleError(f"p{index} would write a checkpoint of s{shard} that goes back")
-        if self.without != "table in the adoption":
-            kept = kept._replace(at=f"adopting {kept.at}")
         return with_slot(s, index, shard, kept)
 
     # -- a worker commits

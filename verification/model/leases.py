@@ -3,9 +3,10 @@
 A user's function gets each batch at least once. So everything that must not be lost rests on the
 lease rows: the checkpoint is written after each batch, and a taker starts at it. Processes can
 share one worker id, and a leader's plan can be outdated when it is written. Every step is one I/O
-call. A write can be applied without an answer, or be lost before it is applied; it is then
-repeated. A write that is refused although the row names its worker adopts the counter if the
-checkpoint is one that the worker read or sent. If not, the worker starts at the row again.
+call. A write can be applied without an answer, or be applied at any later time; its worker goes on.
+A write that is refused although the row names its worker adopts the counter if it is one higher and
+the checkpoint is one that the worker read or sent: a write without an answer was applied. If not,
+the worker starts at the row again.
 
 With `lineage` the model has a parent (shard 0) and its child (shard 1), whose rows come and go: a
 leader removes finished leases, somebody deletes the parent's row, and a leader creates it again, or
@@ -57,13 +58,22 @@ ABSENT: Final = Row(counter=-1, checkpoint=-1)
 class Slot(NamedTuple):
     """What one process knows about one shard: the row that it last read or wrote, its position.
 
-    `sent` is a write whose answer was lost: what it was, and the checkpoint.
+    `sent` are the checkpoints of writes whose answers were lost.
     """
 
     at: str = "idle"
     known: Row = Row()
     position: int = 0
-    sent: tuple[str, int] | None = None
+    sent: frozenset[int] = frozenset()
+
+
+class Late(NamedTuple):
+    """A write that can be applied as long as its conditions hold: the row, what the author knew."""
+
+    shard: int
+    known: Row
+    what: str
+    checkpoint: int
 
 
 class Plan(NamedTuple):
@@ -105,6 +115,7 @@ class State(NamedTuple):
     plan: Plan | None
     past: Past
     left: Left
+    late: frozenset[Late] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -166,10 +177,13 @@ class Leases:
     def of(self, s: State) -> Iterator[tuple[str, State]]:
         """Return all steps: a name and the state after it; raises `BrokenRuleError`."""
         yield from self._leader(s)
+        for late in s.late:
+            if self._fits(s.rows[late.shard], late):
+                row = s.rows[late.shard]
+                row = row._replace(counter=row.counter + 1, checkpoint=late.checkpoint)
+                landed = self._changed(s, late.shard, row)._replace(late=s.late - {late})
+                yield f"a late {late.what} of s{late.shard} is applied", landed
         for index, slot in enumerate(s.slots):
-            if slot.sent is not None:
-                yield from self._write(s, index, *slot.sent)
-                continue
             yield from self._take(s, index, slot)
             yield from self._work(s, index, slot)
         if s.left.moves:
@@ -365,47 +379,49 @@ class Leases:
         """Write the row on condition of its counter and, if that changes, of its checkpoint."""
         process, shard = divmod(index, self.shards)
         slot, row, who = s.slots[index], s.rows[shard], f"p{process} s{shard} {what}"
-        fits = row.counter == slot.known.counter
-        fits = fits and (what == "renew" or row.checkpoint == slot.known.checkpoint)
-        if what == "checkpoint" and self.without == "row condition":
-            fits = True
-        if row == ABSENT or not fits:
-            yield f"{who} refused", _with_slot(s, index, self._adopted(s, index, what, checkpoint))
+        this = Late(shard, slot.known, what, checkpoint)
+        if not self._fits(row, this):
+            yield f"{who} refused", _with_slot(s, index, self._adopted(s, index, this))
             return
         written = row._replace(counter=row.counter + 1, checkpoint=checkpoint)
         changed = self._changed(s, shard, written)
-        done = slot._replace(known=written, sent=None)
-        if what == "end" and not (slot.sent and self.without == "step forward"):
-            done = Slot()
-        elif what == "end":
-            done = done._replace(at="ready")
-        if row.actual != self.ids[process]:
+        done = slot._replace(known=written, sent=frozenset())
+        if what == "end" or row.actual != self.ids[process]:
             done = Slot()
         yield who, _with_slot(changed, index, done)
         if s.left.lost:
-            waiting = slot._replace(sent=(what, checkpoint))
+            waiting = slot._replace(sent=slot.sent | {checkpoint})
             yield (
                 f"{who} without an answer",
                 _spent(_with_slot(changed, index, waiting), "lost"),
             )
-            yield f"{who} not applied", _spent(_with_slot(s, index, waiting), "lost")
+            later = s._replace(late=s.late | {this})
+            yield f"{who} not applied yet", _spent(_with_slot(later, index, waiting), "lost")
 
-    def _adopted(self, s: State, index: int, what: str, checkpoint: int) -> Slot:
-        """Adopt the counter if the checkpoint is the one that was read or sent."""
+    def _fits(self, row: Row, write: Late) -> bool:
+        """Whether the row is as the author of a write knows it."""
+        if row == ABSENT:
+            return False
+        if write.what == "checkpoint" and self.without == "row condition":
+            return True
+        fits = row.counter == write.known.counter and row.actual == write.known.actual
+        return fits and (write.what == "renew" or row.checkpoint == write.known.checkpoint)
+
+    def _adopted(self, s: State, index: int, write: Late) -> Slot:
+        """Adopt the counter if it is one higher, and the checkpoint was read or sent."""
         process, shard = divmod(index, self.shards)
         slot, row = s.slots[index], s.rows[shard]
         if row == ABSENT or row.actual != self.ids[process]:
             return Slot()
-        if slot.sent is not None and row.checkpoint == checkpoint and what == "end":
-            return (
-                slot._replace(at="ready", sent=None) if self.without == "step forward" else Slot()
-            )
-        same = row.checkpoint in (slot.known.checkpoint, checkpoint if slot.sent else NOBODY)
+        same = row.checkpoint in {slot.known.checkpoint, write.checkpoint, *slot.sent}
         if not same and self.without == "checkpoint in the adoption":
-            return slot._replace(known=row, sent=(what, checkpoint))
-        if not same:
+            # The repeated write has the checkpoint that its author has sent.
+            self._changed(s, shard, row._replace(checkpoint=write.checkpoint))
+        if not same or row.counter != slot.known.counter + 1:
             return Slot()
-        return slot._replace(known=row, sent=None)
+        if self._ended(row) and self.without != "step forward":
+            return Slot()
+        return Slot("ready" if self._ended(row) else slot.at, row, slot.position)
 
     def _complete(self, s: State, index: int, slot: Slot) -> Iterator[tuple[str, State]]:
         """End a handoff as early as its time-out allows: also between two batches."""

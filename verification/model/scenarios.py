@@ -129,7 +129,7 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("condition of a write", _TAKER),
     ("checkpoint of a write", replace(_TAKER, moves=3, records=3)),
     ("second resolution", _SHARED),
-    ("table in the adoption", _SEEK),
+    ("counter in the adoption", _SEEK),
     ("mark", _REPLACED),
     ("mark behind the checkpoint", replace(_REPLACED, java=True, moves=2)),
     ("mark of the table", _JAVA),
@@ -150,7 +150,7 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("begun shards in the wait", replace(_BEGUN, moves=2, goes_on=True)),
     # A seek
     ("rows before the table", replace(_SEEK, moves=1)),
-    ("second write of a seek", _JAVA_LEADS),
+    ("second write of a seek", replace(_JAVA_LEADS, records=1, moves=2)),
     ("mark in a seek", _SEEK),
     ("counter of a seek", _DELETED_SEEK),
     ("number of a seek", _FAMILY),
