@@ -32,7 +32,7 @@ The text is stored in logs, Dagster's database and the dead-letter table. An exc
 contain the payload of a record.
 """
 
-_PACKAGE: Final = str(Path(__file__).parents[1])
+_PACKAGE: Final = str(Path(__file__).parent)
 _STANDARD_LIBRARY: Final = tuple(
     {path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))}
 )
