@@ -20,6 +20,9 @@ from tests.support.cli_fleet import run, run_json
 pytest_plugins = ["tests.support.cli_fixtures"]
 pytestmark = pytest.mark.usefixtures("environment")
 
+LONG = pytest.mark.long
+"""Actions that are asked for in the same way as those of `make test`."""
+
 
 def findings(*arguments, code=0):
     return run_json("doctor", *arguments, code=code)
@@ -100,8 +103,11 @@ def test_doctor_changes_nothing(shared, monkeypatch):
 
 @pytest.mark.parametrize(
     "operation",
-    ["GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query", "DescribeTable"],
-)
+    [
+        "GetItem", "PutItem", "DescribeTable",
+        *(pytest.param(o, marks=LONG) for o in ("Scan", "UpdateItem", "DeleteItem", "Query")),
+    ],
+)  # fmt: skip
 def test_doctor_names_the_dynamodb_action_that_is_denied(server, shared, operation):
     server.fault_rules.replace([FaultRule(service="dynamodb", operation=operation, kind="deny")])
     found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
@@ -118,8 +124,12 @@ def test_doctor_names_the_denied_action_of_a_transaction(server, shared):
 
 
 @pytest.mark.parametrize(
-    "operation", ["DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"]
-)
+    "operation",
+    [
+        "DescribeStreamSummary", "GetRecords",
+        *(pytest.param(o, marks=LONG) for o in ("ListShards", "GetShardIterator")),
+    ],
+)  # fmt: skip
 def test_doctor_names_the_kinesis_action_that_is_denied(server, shared, operation):
     server.fault_rules.replace([FaultRule(service="kinesis", operation=operation, kind="deny")])
     found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)

@@ -15,6 +15,7 @@ from tests.support.iam_world import (  # noqa: F401 (fixtures)
     _open_again,
     application_fixture,
     aws_fixture,
+    denied,
     gate_fixture,
     permissions,
 )
@@ -41,17 +42,7 @@ def test_a_retirement_has_what_it_needs_and_uses_all_of_it(
     assert gate.used == ALL
 
 
-SHORT = 3
-"""So many of the permissions are denied by `make test`, all by `make test-long`."""
-
-
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        pytest.param(one, marks=[pytest.mark.long] if number >= SHORT else [])
-        for number, one in enumerate(sorted(ALL))
-    ],
-)
+@pytest.mark.parametrize("lacking", denied("retire"))
 def test_what_a_retirement_lacks_is_named(
     gate: Gate, application: Application, lacking: Permission
 ) -> None:

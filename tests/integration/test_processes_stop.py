@@ -144,7 +144,7 @@ def test_while_the_store_hangs(stage: Stage, what: str):
     assert max(longest.values()) < FAILOVER_SECONDS
 
 
-@pytest.mark.parametrize("pipeline", ["table", "called"])
+@pytest.mark.parametrize("pipeline", ["table", pytest.param("called", marks=LONG)])
 def test_a_transform_and_a_function_that_hang_are_waited_for_and_then_abandoned(
     stage: Stage, pipeline: str
 ):

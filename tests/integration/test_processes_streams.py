@@ -1,6 +1,7 @@
 """Worker processes with default settings: throttled tables, shard counts up and down, many streams.
 
-Each test has a shorter form and, with the marker `long`, the form of minutes.
+`make test` has a short form of the second one. Whole fleets do the other two there in virtual time:
+`verification/test_simulation_streams.py` throttles, `worker/test_many_streams.py` has 200 streams.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize(
     ("seconds", "between_kills"),
     [
-        pytest.param(12, 6, marks=pytest.mark.timeout(360)),
+        pytest.param(12, 6, marks=[LONG, pytest.mark.timeout(360)]),
         pytest.param(300, 45, marks=[LONG, pytest.mark.timeout(600)]),
     ],
 )
@@ -132,7 +133,8 @@ def test_shard_counts_go_up_and_down_while_workers_are_killed(
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(("count", "shards"), [(8, 2), pytest.param(20, 4, marks=LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize(("count", "shards"), [(8, 2), (20, 4)])
 def test_many_streams(aws: EmbeddedAws, tmp_path: Path, count: int, shards: int) -> None:
     streams = [f"s{number:02}" for number in range(count)]
     fleet = Fleet(aws, tmp_path, defaults=True, streams=",".join(streams))

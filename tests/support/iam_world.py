@@ -10,6 +10,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from _pytest.mark import ParameterSet
 
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import SystemClock
@@ -56,6 +57,16 @@ def permissions(role: str) -> set[Permission]:
         place = name.removeprefix("APPLICATION") if kind == "table" else "stream"
         found |= {(action, place) for action in statement["Action"]}
     return found
+
+
+def denied(role: str) -> list[ParameterSet]:
+    """The permissions of a role, each to be denied: every third by `make test`, all by
+    `make test-long`.
+    """
+    return [
+        pytest.param(one, marks=[pytest.mark.long] if number % 3 else [])
+        for number, one in enumerate(sorted(permissions(role)))
+    ]
 
 
 def asked(service: str, operation: str, body: bytes) -> set[Permission]:

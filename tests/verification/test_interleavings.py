@@ -45,8 +45,16 @@ second with a former owner of the child.
 """
 
 SHORTER = {
+    "a batch of two leases loses one",
     "a former owner of a child whose parent was deleted",
+    "a Java worker finishes a shard, and its lease goes",
+    "a lost answer with a shared worker id",
+    "a shared worker id",
+    "a shared worker id across the end of a shard",
     "a shared worker id and a taker",
+    "commit 1 of the old owner: land_late",
+    "commit 2 of the old owner: land_late",
+    "there and back",
     "two paused writers",
 }
 """`make test` explores them with one preemption less, `make test-long` as they are."""

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kcl_pipeline.orchestration.component import (
+    PipelineParams,
+    PipelineScaffolder,
+    ScaffoldRequest,
+)
 from tests.guides.snippets import snippets
 from tests.orchestration.component.project import project  # noqa: F401 (fixture)
 
@@ -48,6 +53,18 @@ def dg(project, tmp_path):  # noqa: F811
     return run
 
 
+def test_what_scaffold_writes_loads(project):  # noqa: F811
+    params = PipelineParams(stream="new-orders")
+    for name, form in (("orders", "yaml"), ("clicks", "python")):
+        folder = project.defs_folder / name
+        folder.mkdir()
+        PipelineScaffolder().scaffold(ScaffoldRequest(TYPE, folder, form, project.folder, params))
+        assert "new-orders" in "".join(path.read_text() for path in folder.iterdir())
+    assert project.load().resolve_sensor_def("clicks_leader")
+    assert project.load().resolve_sensor_def("orders_leader")
+
+
+@pytest.mark.long
 def test_what_scaffold_writes_passes_the_checks(dg, project):  # noqa: F811
     dg("scaffold", "defs", TYPE, "orders", "--stream", "new-orders")
     text = (project.defs_folder / "orders" / "defs.yaml").read_text()
