@@ -171,7 +171,8 @@ class World:
             self.sent.append(value)
         self.clock.advance(0.01)
 
-    def run(self, seconds=10.0, step=0.05):
+    def run(self, seconds=10.0, step=0.1):
+        step = min(step, seconds)
         began = self.clock.monotonic()
         led = began - LEAD_SECONDS
         while self.clock.monotonic() < began + seconds:

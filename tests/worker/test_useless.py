@@ -16,7 +16,7 @@ LIMIT_SECONDS = 60.0
 def new_world(**more) -> World:
     world = World(shards=1, buffered=True, worker={"useless_after_millis": 60_000}, **more)
     world.put(b"a")
-    world.run(5)
+    world.run(5, step=0.05)
     assert world.data() == [b"a"]
     return world
 
@@ -42,7 +42,7 @@ def allow(world: World) -> None:
 def seconds_until_useless(world: World, limit: float = 3 * LIMIT_SECONDS) -> float | None:
     began = world.clock.monotonic()
     while world.clock.monotonic() < began + limit:
-        world.run(1)
+        world.run(1, step=0.05)
         if world.worker.useless.is_useless:
             return world.clock.monotonic() - began
     return None
