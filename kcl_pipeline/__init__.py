@@ -114,9 +114,9 @@ if TYPE_CHECKING:
         AwsResource,
         CoordinatorStateTableResource,
         LeaseTableResource,
-        SparkResource,
         WorkerMetricsTableResource,
     )
+    from kcl_pipeline.orchestration.spark import SparkResource
     from kcl_pipeline.pipeline import Fleet, KinesisPipeline
     from kcl_pipeline.planning.model import (
         LeaseState,
@@ -304,7 +304,8 @@ _NAMES: Final = {
     "planning.model": "LeaseState Move Plan PlanInput PlanLimits Strategy WorkerState",
     "planning.strategies": "register_strategy",
     "orchestration.resources": "AwsResource CoordinatorStateTableResource LeaseTableResource "
-    "SparkResource WorkerMetricsTableResource",
+    "WorkerMetricsTableResource",
+    "orchestration.spark": "SparkResource",
     "processors": "CheckpointError Checkpointer InitializeInput LeaseLostInput PreparedCheckpoint "
     "ProcessRecordsInput Record RecordProcessor ShardEndedInput ShutdownRequestedInput",
     "spark.data_source.source": "KinesisDataSource",

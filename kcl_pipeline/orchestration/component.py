@@ -71,7 +71,7 @@ _AWS_TEXT: Final = (
 _SPARK_TEXT: Final = (
     "The key of a resource with a Spark session among your resources, or a template that returns "
     "one: a SparkResource, or a PySparkResource or LazyPySparkResource of dagster-pyspark. null: a "
-    "SparkResource with spark_config."
+    "SparkResource with spark_config, if the pipeline uses Spark."
 )
 _ASSET_TEXT: Final = (
     "Attributes of the output that replace those of this package; metadata and tags are merged. Or "

@@ -16,7 +16,6 @@ from kcl_pipeline.orchestration.resources import (
     CoordinatorStateTableResource,
     LeaseTableResource,
     WorkerMetricsTableResource,
-    spark_resource,
 )
 from kcl_pipeline.orchestration.specs import (
     changed_spec,
@@ -77,9 +76,11 @@ def build_resources(
     resources: dict[str, Any] = {}
     if not isinstance(options.aws, str):
         resources[names.aws] = options.aws or AwsResource()
-    if not isinstance(options.spark, str):
-        resources[names.spark] = options.spark or spark_resource(
-            pipeline.name, dict(getattr(pipeline, "spark_config", {}))
+    if names.spark is not None and not isinstance(options.spark, str):
+        from kcl_pipeline.orchestration.spark import SparkResource  # noqa: PLC0415 (it is slow)
+
+        resources[names.spark] = options.spark or SparkResource(
+            app_name=pipeline.name, spark_config=dict(pipeline.spark_config)
         )
     for key, kind in (
         (names.leases_resource, LeaseTableResource),

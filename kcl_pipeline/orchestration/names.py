@@ -12,13 +12,15 @@ import dagster as dg
 from dagster import AssetKey
 
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
-from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.resources import AwsResource, SparkSource
+from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike, SessionFactory
+from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.pipeline.arguments import INVALID_IN_KEY, output_path
 from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.signals import SignalHandlers
 from kcl_pipeline.status.streams import account_of, stream_name
 
 APPLICATION_TAG = "kcl/application"
@@ -80,6 +82,17 @@ def table_uri(sink: object) -> str | None:
     return str(uri) if uri else None
 
 
+def has_frames(pipeline: PipelineLike) -> bool:
+    """Whether a function of the user gets a Spark DataFrame."""
+    return pipeline.transform is not None or isinstance(pipeline.sink, ForeachBatchSink)
+
+
+def uses_spark(pipeline: PipelineLike) -> bool:
+    """Whether a worker may need a Spark session: for frames, or to fetch on executors."""
+    by_executors = pipeline.settings.retrieval.fetch_on == "executors"
+    return has_frames(pipeline) or by_executors or bool(pipeline.spark_config)
+
+
 def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
     """The worker id of a run.
 
@@ -123,7 +136,7 @@ class Names:
         operate_job: Name of the job of an operator.
         leader_sensor: Name of the leader sensor.
         aws: Resource key of the AWS session.
-        spark: Resource key of the Spark session.
+        spark: Resource key of the Spark session. None: the pipeline uses none.
         leases_resource: Resource key of the lease table.
         workers_resource: Resource key of the worker-metrics table.
         coordinator_resource: Resource key of the coordinator-state table.
@@ -142,7 +155,7 @@ class Names:
     operate_job: str
     leader_sensor: str
     aws: str
-    spark: str
+    spark: str | None
     leases_resource: str
     workers_resource: str
     coordinator_resource: str
@@ -165,7 +178,7 @@ class Names:
             operate_job=f"{prefix}_operate",
             leader_sensor=f"{prefix}_leader",
             aws=f"{prefix}_aws",
-            spark=f"{prefix}_spark",
+            spark=f"{prefix}_spark" if uses_spark(pipeline) else None,
             leases_resource=f"{prefix}_lease_table",
             workers_resource=f"{prefix}_worker_metrics_table",
             coordinator_resource=f"{prefix}_coordinator_state_table",
@@ -174,10 +187,11 @@ class Names:
     def with_resources(self, options: DagsterOptions) -> "Names":
         """Return the names with the keys of those resources that the user has already."""
         aws, spark = options.aws, options.spark
+        own = self.spark if spark is None else f"{self.prefix}_spark"
         return replace(
             self,
             aws=aws if isinstance(aws, str) else self.aws,
-            spark=spark if isinstance(spark, str) else self.spark,
+            spark=spark if isinstance(spark, str) else own,
         )
 
     def check_keys(self, *, is_derived: bool) -> None:
@@ -205,6 +219,11 @@ class Names:
                 f"the asset key {self.output.to_user_string()} of the output ({how}) is that of "
                 f"{other}. Write another output_asset_key, such as ['lake', 'events']."
             )
+
+    @property
+    def sessions(self) -> set[str]:
+        """Resource keys of the AWS session and the Spark session."""
+        return {self.aws} if self.spark is None else {self.aws, self.spark}
 
     @property
     def pool(self) -> str:
@@ -253,10 +272,14 @@ class PipelineResources:
         """The AWS session."""
         return aws_of(self.context.resources, self.names.aws)
 
-    @property
-    def spark(self) -> SparkSource:
-        """The resource with the Spark session."""
-        return cast("SparkSource", self._find(self.names.spark))
+    def session_factory(self, signals: SignalHandlers) -> SessionFactory | None:
+        """Return what opens the Spark session. None: `build_session`, if the worker needs one."""
+        if self.names.spark is None:
+            return None
+        spark = self._find(self.names.spark)
+        from kcl_pipeline.orchestration.spark import open_session  # noqa: PLC0415 (it is slow)
+
+        return signals.reinstalled_after(lambda: open_session(spark))
 
     @property
     def leases(self) -> LeaseTable:

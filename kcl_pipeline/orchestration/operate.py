@@ -20,7 +20,6 @@ from kcl_pipeline.errors import KclError
 from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.orchestration.names import REPLAY_TAG, Names, PipelineResources
 from kcl_pipeline.orchestration.options import PipelineLike
-from kcl_pipeline.orchestration.resources import open_session
 from kcl_pipeline.orchestration.worker_op import RunEvents
 from kcl_pipeline.pipeline.output import identity_of_settings
 from kcl_pipeline.settings_errors import settings_sentence
@@ -111,8 +110,7 @@ def build_operate_job(
         description=f"Changes {names.application}: one operation per run.",
         config_schema=config_schema(),
         required_resource_keys={
-            names.aws,
-            names.spark,
+            *names.sessions,
             names.leases_resource,
             names.workers_resource,
             names.coordinator_resource,
@@ -170,7 +168,7 @@ def _run(
     # A replay ends in order when its run is terminated. Other operations end at once.
     stop = SystemClock().signal()
     with stop_on_signals(stop) as signals:
-        session = signals.reinstalled_after(lambda: open_session(resources.spark))
+        session = resources.session_factory(signals)
         done = operation.run(replace(plain, stop=stop, session_factory=session))
     if text := events.drain():
         context.log.info(text)

@@ -16,12 +16,13 @@ from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink
-from kcl_pipeline.orchestration.resources import AwsResource, SparkSource, check_spark
+from kcl_pipeline.orchestration.resources import AwsResource
 from kcl_pipeline.settings_errors import suggestion, wrong
 from kcl_pipeline.status.limits import CheckLimits
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.cycle import LeaderCycle
+    from kcl_pipeline.orchestration.spark import SparkSource
     from kcl_pipeline.worker.worker import Worker
 
     _SparkOption = SparkSource | str | None
@@ -110,6 +111,10 @@ class PipelineLike(Protocol):
         """The user's function of a Spark DataFrame; None on the Arrow path, without a session."""
 
     @property
+    def spark_config(self) -> Mapping[str, str]:
+        """Properties of the Spark session."""
+
+    @property
     def transform_arrow(self) -> Callable[..., Any] | None:
         """The user's function of a pyarrow Table."""
 
@@ -177,7 +182,7 @@ class DagsterOptions(CheckedFields):
         default=None,
         description="A SparkResource, or a PySparkResource or LazyPySparkResource of "
         "dagster-pyspark, or the key of one among your resources. None: a SparkResource with "
-        "spark_config.",
+        "spark_config, if the pipeline uses Spark.",
     )
     leader_default_running: bool = Field(
         default=False,
@@ -245,6 +250,8 @@ class DagsterOptions(CheckedFields):
     @classmethod
     def _check_spark(cls, value: object) -> object:
         if value is not None and not (isinstance(value, str) and _RESOURCE_KEY.fullmatch(value)):
+            from kcl_pipeline.orchestration.spark import check_spark  # noqa: PLC0415 (it is slow)
+
             check_spark(value)
         return value
 

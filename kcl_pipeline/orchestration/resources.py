@@ -1,16 +1,16 @@
 """Configure what a pipeline needs as Dagster resources.
 
-In reading order: the AWS session, the Spark session, and the three tables of an application.
+In reading order: the AWS session, and the three tables of an application. The Spark session is in
+`orchestration.spark`, which loads pyspark.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, Union, cast
+from collections.abc import Mapping
+from typing import Any, Final, Self
 
 import dagster as dg
 from dagster_aws.utils import ResourceWithBoto3Configuration
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from kcl_pipeline.arguments import check_options
 from kcl_pipeline.aws import AwsClients, ClientCache, SessionOptions, open_tables
 from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.clock import SystemClock
@@ -19,12 +19,7 @@ from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.layout import Tables
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
-from kcl_pipeline.settings_errors import refuse_settings, without_credentials, wrong
-
-if TYPE_CHECKING:
-    from dagster_pyspark import LazyPySparkResource, PySparkResource
-    from pyspark.sql import SparkSession
-
+from kcl_pipeline.settings_errors import refuse_settings, without_credentials
 
 # Configure the AWS session as a Dagster resource.
 
@@ -112,128 +107,6 @@ class AwsResource(CheckedFields, ResourceWithBoto3Configuration):
         """
         options = self.session_options()
         return _CLIENTS.get(settings, options, lambda: AwsClients(settings, options))
-
-
-# Configure the Spark session as a Dagster resource.
-
-# dagster-pyspark imports pyspark, which most runs do not need.
-SparkSource: TypeAlias = Union["SparkResource", "PySparkResource", "LazyPySparkResource"]
-"""A resource with a Spark session: this package's, or one of dagster-pyspark."""
-
-
-_HIDDEN: Final = "***"
-_VALUES: Final[dict[str, dict[str, str]]] = {}
-"""By application name, the properties that resources of this process were created with."""
-
-
-class SparkResource(CheckedFields, dg.ConfigurableResource[Any]):
-    """Name and properties of the Spark session.
-
-    The session is created at its first use and shared by the process. Creation takes about five
-    seconds, so that runs without Spark do not create it.
-
-    Dagster stores the fields of a resource and shows them in its UI, and any property may be a
-    secret. So the field has the names of the properties only. Each process keeps the values of the
-    resources that its code creates. An `EnvVar` stays what it is.
-
-    Example:
-        >>> from kcl_pipeline import SparkResource
-        >>> spark = SparkResource(app_name="shop", spark_config={"spark.driver.memory": "4g"})
-    """
-
-    app_name: str = Field(description="Application name in Spark's UI")
-    spark_config: dict[str, str] = Field(
-        default_factory=dict,
-        description="Spark properties; they override those of this package. Values are not shown",
-    )
-    _values: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    def __init__(self, **given: Any) -> None:
-        config, values = given.get("spark_config"), dict[str, str]()
-        if config is not None:
-            check_options("spark_config", config, "{'spark.executor.memory': '4g'}", hidden=True)
-            # An EnvVar is a subclass of str
-            values = {k: v for k, v in config.items() if type(v) is str and v != _HIDDEN}
-            given["spark_config"] = {k: _HIDDEN if k in values else v for k, v in config.items()}
-        super().__init__(**given)
-        self._values = values
-        _VALUES.setdefault(self.app_name, {}).update(values)
-
-    def session(self) -> "SparkSession":
-        """Return the session of this process.
-
-        Raises:
-            errors.SettingsError: No usable Java was found.
-        """
-        # Loaded here, because most runs do not need pyspark.
-        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415
-
-        return build_session(self.app_name, self._properties())
-
-    def _properties(self) -> dict[str, str]:
-        known = _VALUES.get(self.app_name, {}) | self._values
-        return {
-            key: known.get(key, value) if value == _HIDDEN else value
-            for key, value in self.spark_config.items()
-        }
-
-
-def spark_resource(app_name: str, spark_config: Mapping[str, str]) -> SparkResource:
-    """Return the resource of a pipeline."""
-    return SparkResource(app_name=app_name, spark_config=dict(spark_config))
-
-
-def open_session(resource: SparkSource) -> "SparkSession":
-    """Return the session of a resource.
-
-    A session that a `LazyPySparkResource` would create begins with the settings of this package,
-    and those of the resource override them. Another session of dagster-pyspark gets those that can
-    change at run time, except those that its resource sets.
-
-    Raises:
-        errors.SettingsError: No usable Java was found.
-    """
-    # Not `hasattr(resource, "spark_session")`, which would create a lazy session.
-    found: Any = resource
-    if hasattr(type(found), "session"):
-        return cast("SparkSession", found.session())
-    from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415 (it needs pyspark)
-
-    from kcl_pipeline.spark import session  # noqa: PLC0415 (likewise)
-
-    session.prepare_process()
-    if isinstance(found, LazyPySparkResource):
-        config = dict(_flat(found.spark_config))
-        session.build_session(config.get("spark.app.name", "kcl-pipeline"), config)
-    return session.adopt_session(found.spark_session)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the properties of a resource of dagster-pyspark, which may be nested."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def check_spark(resource: object) -> None:
-    """Check the argument `spark` of `definitions`.
-
-    Raises:
-        errors.SettingsError: It has no Spark session.
-    """
-    if isinstance(resource, SparkResource):
-        return
-    from dagster_pyspark import LazyPySparkResource, PySparkResource  # noqa: PLC0415 (as above)
-
-    if not isinstance(resource, PySparkResource | LazyPySparkResource):
-        raise wrong(
-            "spark",
-            resource,
-            "has no Spark session",
-            "Write SparkResource(...), PySparkResource(...) or LazyPySparkResource(...), or None",
-        )
 
 
 # Configure the three tables of an application as Dagster resources.

@@ -24,9 +24,8 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.delta.address import delta_options
 from kcl_pipeline.delta.errors import first_line
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
-from kcl_pipeline.orchestration.names import Names, stream_keys, table_uri
+from kcl_pipeline.orchestration.names import Names, has_frames, stream_keys, table_uri
 from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
 from kcl_pipeline.processors import ProcessorSink
 from kcl_pipeline.status.streams import stream_name
@@ -306,10 +305,8 @@ def output_spec(
 
 
 def _kinds(pipeline: PipelineLike) -> set[str]:
-    sink = pipeline.sink
-    has_frames = pipeline.transform is not None or isinstance(sink, ForeachBatchSink)
-    table = {"deltalake"} if table_uri(sink) else set[str]()
-    return {"kinesis", "spark" if has_frames else "arrow"} | table
+    table = {"deltalake"} if table_uri(pipeline.sink) else set[str]()
+    return {"kinesis", "spark" if has_frames(pipeline) else "arrow"} | table
 
 
 def _guarantee(pipeline: PipelineLike) -> str:

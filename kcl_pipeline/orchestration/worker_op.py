@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import dagster as dg
 
-from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.errors import ApplicationPausedError
@@ -40,7 +39,6 @@ from kcl_pipeline.orchestration.names import (
     worker_id_of,
 )
 from kcl_pipeline.orchestration.options import DagsterOptions, Mode, PipelineLike
-from kcl_pipeline.orchestration.resources import SparkSource, open_session
 from kcl_pipeline.orchestration.runs import final_metadata, period_text
 from kcl_pipeline.orchestration.specs import OutputTable, column_lineage
 from kcl_pipeline.signals import stop_on_signals
@@ -256,8 +254,6 @@ def run_worker(
     options: DagsterOptions,
     mode: Mode,
     *,
-    spark: SparkSource,
-    clients: AwsClients,
     version: str | None = None,
 ) -> dict[str, Any] | None:
     """Run one worker until it is drained or stopped.
@@ -271,8 +267,6 @@ def run_worker(
         names: Names the output.
         options: Reporting intervals and thresholds.
         mode: `drain` or `continuous`.
-        spark: The resource with the Spark session.
-        clients: The boto3 clients.
         version: The version of the code. None: not known.
 
     Returns:
@@ -284,7 +278,7 @@ def run_worker(
             was closed, or its process has ended. A signal or a pause kept a drain from its end.
         Exception: Errors of the worker, after it has released its leases.
     """
-    clock = SystemClock()
+    clock, resources = SystemClock(), PipelineResources(names, context)
     run_id = context.run.run_id
     worker_id = worker_id_of(pipeline.name, run_id, pipeline.settings.worker.worker_group_separator)
     tags = {APPLICATION_TAG: pipeline.name, MODE_TAG: mode}
@@ -302,8 +296,8 @@ def run_worker(
         try:
             worker = pipeline.build_worker(
                 worker_id,
-                session_factory=signals.reinstalled_after(lambda: open_session(spark)),
-                clients=clients,
+                session_factory=resources.session_factory(signals),
+                clients=resources.aws.clients(pipeline.settings),
                 clock=clock,
                 events=fan_out(events, hang_log(context)),
                 stop=stop,
@@ -431,19 +425,10 @@ def build_output_asset(
     @dg.multi_asset(
         name=names.output.to_python_identifier(),
         specs=[spec],
-        required_resource_keys={names.aws, names.spark},
+        required_resource_keys=names.sessions,
     )
     def drain(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        resources = PipelineResources(names, context)
-        landed = run_worker(
-            context.op_execution_context,
-            pipeline,
-            names,
-            options,
-            DRAIN,
-            spark=resources.spark,
-            clients=resources.aws.clients(pipeline.settings),
-        )
+        landed = run_worker(context.op_execution_context, pipeline, names, options, DRAIN)
         # A generator, because a returned value is always a materialization.
         if landed is not None:
             yield dg.MaterializeResult(metadata=landed)
@@ -464,23 +449,13 @@ def build_consume_job(
 
     @dg.op(
         name=f"{names.prefix}_worker",
-        required_resource_keys={names.aws, names.spark},
+        required_resource_keys=names.sessions,
         pool=names.pool,
         description=f"One worker of `{names.application}`. It consumes until another worker has "
         "taken its leases, the run is terminated, or the application is paused.",
     )
     def work(context: dg.OpExecutionContext) -> None:
-        resources = PipelineResources(names, context)
-        landed = run_worker(
-            context,
-            pipeline,
-            names,
-            options,
-            CONTINUOUS,
-            spark=resources.spark,
-            clients=resources.aws.clients(pipeline.settings),
-            version=version,
-        )
+        landed = run_worker(context, pipeline, names, options, CONTINUOUS, version=version)
         if landed is not None:
             context.log_event(dg.AssetMaterialization(names.output, metadata=landed))
 

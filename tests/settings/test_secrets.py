@@ -8,7 +8,8 @@ from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import SessionOptions
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.foreach import ForeachBatchSink
-from kcl_pipeline.orchestration.resources import AwsResource, SparkResource
+from kcl_pipeline.orchestration.resources import AwsResource
+from kcl_pipeline.orchestration.spark import SparkResource
 from kcl_pipeline.settings_errors import is_secret, names_only, shown, without_credentials
 
 HIDDEN = "wJalrXUtnFEMI"

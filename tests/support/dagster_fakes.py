@@ -135,6 +135,7 @@ class FakePipeline:
     transform: Any = None
     transform_arrow: Any = None
     output_asset_key: Any = None
+    spark_config: dict[str, str] = field(default_factory=dict)
     script: Callable[..., WorkerSummary] = drained
     cycle: FakeCycle = field(default_factory=lambda: FakeCycle([CycleReport(led=False)]))
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -200,9 +201,6 @@ class _Box:
     def table(self) -> Any:
         return self.content
 
-    def session(self) -> Any:
-        return self.content
-
     def clients(self, settings: ConsumerSettings) -> Any:
         return self.content
 
@@ -235,11 +233,12 @@ def resources(
         names.leases_resource: leases if leases is not None else FakeLeaseTable(),
         names.workers_resource: workers if workers is not None else FakeWorkerTable(),
         names.coordinator_resource: coordinator or InMemoryCoordinatorStateTable(),
-        names.spark: session,
     }
+    given = {key: _Box(content) for key, content in boxes.items()}
+    if names.spark is not None:
+        given[names.spark] = session
     return {
-        key: dg.ResourceDefinition.hardcoded_resource(_Box(content))
-        for key, content in boxes.items()
+        key: dg.ResourceDefinition.hardcoded_resource(resource) for key, resource in given.items()
     }
 
 

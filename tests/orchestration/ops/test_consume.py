@@ -17,6 +17,8 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
+import kcl_pipeline.spark.session as session_module
+from kcl_pipeline import SparkResource
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
@@ -156,9 +158,10 @@ def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
     assert instance.get_run_by_id(again.run_id).tags["kcl/mode"] == "drain"
 
 
-def test_a_spark_pipeline_gets_its_session_before_the_worker_starts(instance):
+def test_a_spark_pipeline_gets_its_session_before_the_worker_starts(instance, monkeypatch):
+    monkeypatch.setattr(session_module, "build_session", lambda *_: "the session")
     pipeline = FakePipeline(transform=lambda records: records)
-    assert execute(pipeline, instance, "the session").success
+    assert execute(pipeline, instance, SparkResource(app_name="orders")).success
     assert pipeline.built_workers[0]["session_factory"]() == "the session"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
+import dagster as dg
 import pytest
 from dagster_aws.utils import ResourceWithBoto3Configuration
 from dagster_pyspark import LazyPySparkResource, PySparkResource
@@ -15,7 +17,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.orchestration.definitions import build_resources
 from kcl_pipeline.orchestration.names import Names
 from kcl_pipeline.orchestration.options import DagsterOptions
-from kcl_pipeline.orchestration.resources import open_session
+from kcl_pipeline.orchestration.spark import open_session
 
 SETTINGS = ConsumerSettings(application_name="orders", streams=("orders",))
 
@@ -48,6 +50,35 @@ def test_more_than_one_attempt_is_refused():
     assert AwsResource(max_attempts=1).max_attempts == 1
 
 
+def test_the_default_of_a_pipeline_with_spark_is_a_lazy_resource_of_dagster_pyspark(
+    pipeline, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(session_module, "build_session", lambda *given: asked.append(given))
+    config = {"spark.executor.memory": "2g"}
+    with_spark = replace(pipeline, transform=lambda records: records, spark_config=config)
+    resources = with_spark.definitions().resources or {}
+    assert isinstance(resources["orders_spark"], LazyPySparkResource)
+
+    @dg.op
+    def count(orders_spark: LazyPySparkResource) -> None:
+        _ = orders_spark.spark_session
+
+    @dg.job(resource_defs=dict(resources))
+    def job() -> None:
+        count()
+
+    with dg.instance_for_test() as instance:
+        assert job.execute_in_process(instance=instance).success
+    assert asked == [("orders", config)]
+
+
+def test_a_pipeline_without_spark_has_no_spark_resource(pipeline):
+    defs = pipeline.definitions()
+    assert "orders_spark" not in (defs.resources or {})
+    dg.Definitions.validate_loadable(defs)
+
+
 @pytest.mark.parametrize(
     "spark",
     [
@@ -58,8 +89,9 @@ def test_more_than_one_attempt_is_refused():
 )
 def test_definitions_take_a_spark_resource(pipeline, spark):
     pipeline.definitions(spark=spark)
-    names = Names.of(pipeline)
-    assert build_resources(pipeline, names, DagsterOptions(spark=spark))[names.spark] is spark
+    options = DagsterOptions(spark=spark)
+    names = Names.of(pipeline).with_resources(options)
+    assert build_resources(pipeline, names, options)["orders_spark"] is spark
 
 
 @pytest.mark.parametrize("spark", ["local[*]", AwsResource()])

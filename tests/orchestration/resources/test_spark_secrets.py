@@ -6,8 +6,7 @@ import dagster as dg
 import pytest
 
 import kcl_pipeline.spark.session as session_module
-from kcl_pipeline import DeltaSink, KinesisPipeline
-from kcl_pipeline.orchestration.resources import SparkResource
+from kcl_pipeline import DeltaSink, KinesisPipeline, SparkResource
 
 HIDDEN = "wJalrXUtnFEMI"
 SPARK = {
@@ -51,7 +50,7 @@ def test_dagster_stores_no_secret(resource: SparkResource) -> None:
 def test_the_session_gets_them(resource: SparkResource, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(session_module, "build_session", lambda name, config: asked.append(config))
-    SparkResource(app_name=resource.app_name, spark_config=resource.spark_config).session()
+    _ = SparkResource(app_name=resource.app_name, spark_config=resource.spark_config).spark_session
     assert asked == [SPARK]
 
 
@@ -61,7 +60,7 @@ def test_a_property_that_was_written_at_run_time_wins(
     asked = []
     monkeypatch.setattr(session_module, "build_session", lambda name, config: asked.append(config))
     written = {"spark.hadoop.fs.s3a.secret.key": "other", "spark.executor.memory": "8g"}
-    SparkResource(app_name=resource.app_name, spark_config=written).session()
+    _ = SparkResource(app_name=resource.app_name, spark_config=written).spark_session
     assert asked == [written]
 
 
@@ -76,7 +75,7 @@ def test_an_environment_variable_is_read_by_dagster(monkeypatch: pytest.MonkeyPa
     @dg.op
     def opens(spark: SparkResource) -> None:
         dg.get_dagster_logger().info(repr(spark))
-        spark.session()
+        _ = spark.spark_session
 
     @dg.job(resource_defs={"spark": resource})
     def one() -> None:
