@@ -271,7 +271,7 @@ class BatchRunner:
 
     @contextmanager
     def _in_batch(self, consumers: Iterable[ShardConsumer]) -> Iterator[None]:
-        """Note the shards of a batch, so that `StallWatch` reports them if the batch hangs."""
+        """Note the shards of a batch, so that `Watchdog` reports them if the batch hangs."""
         for consumer in consumers:
             consumer.in_batch = True
         try:

@@ -89,7 +89,7 @@ class ConsumerState(StrEnum):
 class ShardConsumer(ShardProgress):
     """Mutable state of one held lease. Its methods are the transitions.
 
-    Only the processing thread changes it. `status.StallWatch` reads single attributes on another
+    Only the processing thread changes it. `status.Watchdog` reads single attributes on another
     thread.
 
     Attributes:
@@ -384,7 +384,7 @@ class Lifecycle:
     def advance(self, stop: StopSignal) -> None:
         """Run one step of every consumer that is due and needs steps, until `stop` is set.
 
-        A step that fails for any reason is repeated after a wait, and reported. `StallWatch` shows
+        A step that fails for any reason is repeated after a wait, and reported. `Watchdog` shows
         its error. Finished leases that nobody deletes are deleted.
         """
         self._delete_ended(stop)

@@ -22,7 +22,7 @@ from kcl_pipeline.threads import Due
 from kcl_pipeline.worker.calls import InFlight, attempt
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.status import HangWatch, StallWatch, UselessWatch
+from kcl_pipeline.worker.status import Watchdog
 from kcl_pipeline.worker_status import WorkerStatus
 
 FIRST_DISCOVERY_SECONDS: Final = 1.0
@@ -73,13 +73,11 @@ class LeaseLoop:
         dependencies: WorkerDependencies,
         leases: HeldLeases,
         reporter: WorkerMetricsReporter,
-        stalls: StallWatch,
+        watchdog: Watchdog,
         source: BatchSource,
         calls: InFlight,
         stop: StopSignal,
         *,
-        hangs: HangWatch,
-        useless: UselessWatch,
         status: Callable[[], WorkerStatus],
         has_committed: Callable[[], bool],
         replaced: Callable[[], Collection[LeaseTask]],
@@ -89,9 +87,7 @@ class LeaseLoop:
         self._dependencies = dependencies
         self._leases = leases
         self._reporter = reporter
-        self._stalls = stalls
-        self._hangs = hangs
-        self._useless = useless
+        self._watchdog = watchdog
         self._status = status
         self._has_committed = has_committed
         self._has_told_commit = False
@@ -133,10 +129,7 @@ class LeaseLoop:
             self._sweep = _Sweep(began=now, ended=now)
             self._leases.renew_all(map=partial(self._renew, self._sweep))
             self._report_sweep(is_over=False)
-            self._stalls.look()
-            self._hangs.look()
-            if LeaseTask.DISCOVERY not in replaced:
-                self._useless.look(self._leases, self._source)
+            self._watchdog.look(must_be_useful=LeaseTask.DISCOVERY not in replaced)
             self._dependencies.events(StatusMeasured(self._dependencies.worker_id, self._status()))
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()

@@ -6,10 +6,9 @@ from what the watches found.
 
 The thread that renews the leases watches, because the processing thread may hang:
 
-- `Activity` is the step of the processing thread, and `HangWatch` reports a step that lasts, with
-  the calls of all threads, and ends a worker that was given up. Its leases are released.
-- `StallWatch` reports held leases whose shards make no progress, with the step that they wait in.
-- `UselessWatch` ends a worker that can neither read, renew nor commit.
+`Activity` is its step. `Watchdog` reports a step that lasts, with the calls of all threads, and
+held leases whose shards make no progress, with the step that they wait in. It ends a worker that
+was given up, whose leases are released, and one that can neither read, renew nor commit.
 
 The age of a record counts from its arrival. Clocks of two hosts are never compared. Kinesis reports
 how far a response is behind the tip. Arrival times of one response are subtracted from each other.
@@ -540,18 +539,107 @@ class _Watched:
     told_at: float | None = None
 
 
-class StallWatch:
-    """Report shards that have not moved, once per `worker.shard_stalled_after_millis`.
+_SHORTEST_GAP_SECONDS: Final = 5.0
+"""A time between two looks that counts in full, however short the limit of a watch is."""
 
-    The thread that renews the leases calls `look`, because the processing thread may hang. `look`
-    reads single attributes of consumers, which the processing thread changes. At worst a report is
-    one call late.
+
+class _Lasting:
+    """For how long something lasts while this worker runs.
+
+    The time between two looks counts up to a quarter of the limit: while the worker is paused as a
+    whole (SIGSTOP), it cannot make progress.
+    """
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._longest_gap_seconds = max(limit_seconds / 4, _SHORTEST_GAP_SECONDS)
+        self._looked_at = 0.0
+        self.seconds = 0.0
+
+    def begin(self, at: float) -> None:
+        """Begin again (monotonic seconds)."""
+        self._looked_at, self.seconds = at, 0.0
+
+    def count(self, now: float) -> float:
+        """Return the seconds since the begin."""
+        self.seconds += min(now - self._looked_at, self._longest_gap_seconds)
+        self._looked_at = now
+        return self.seconds
+
+
+class Successes:
+    """What a worker could do since the last look, from its events. Any thread may send them.
+
+    Attributes:
+        is_useful: Whether it has read, renewed or committed.
+        last_error: The last error of a call.
+    """
+
+    def __init__(self) -> None:
+        self.is_useful = True
+        self.last_error = ""
+        self._succeeded = {LeaseTask.DISCOVERY: False, LeaseTask.REPORT: False}
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether its last discovery and report succeeded."""
+        return all(self._succeeded.values())
+
+    def noting(self, events: EventSink) -> EventSink:
+        """Return an event sink that notes what the worker could do, and passes events on."""
+
+        def take(event: Event) -> None:
+            self._note(event)
+            events(event)
+
+        return take
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, BatchCommitted):
+            self.is_useful = True
+        elif isinstance(event, ReadFinished):
+            self.is_useful = self.is_useful or event.succeeded
+        elif isinstance(event, TaskFinished):
+            if event.task is LeaseTask.RENEWAL:
+                self.is_useful = self.is_useful or event.leases > 0
+            else:
+                self._succeeded[event.task] = event.succeeded
+        elif isinstance(event, AwsTrouble):
+            self.last_error = event.error
+
+
+class Watchdog:
+    """Report shards that stand still and a worker that is hung, and end one that is of no use.
+
+    The thread that renews the leases calls `look` after it has renewed them, because the processing
+    thread may hang. `look` reads single attributes of consumers, which the processing thread
+    changes. At worst a report is one call late.
+
+    - *Stalled*: a held lease that has not moved for `worker.shard_stalled_after_millis`.
+    - *Hung*: the processing thread is in one step for `worker.hung_after_millis`, while records
+      wait. After `worker.stop_hung_after_millis` the worker is given up.
+    - *Useless*: the worker could neither read, renew nor commit for `worker.useless_after_millis`.
+      A worker without leases is as it should be while it finds out that it has none, and writes
+      its row.
+
+    The first two are reported again whenever their time has passed again.
 
     Args:
         dependencies: The dependencies of the worker.
         leases: The leases that are held.
         lifecycle: The consumers of the leases.
         source: Reports the read state of each shard.
+        activity: What the processing thread does.
+        successes: What the worker could do.
+        stop: Is set when the worker is useless, so that steps that repeat their calls end.
+        calls: Returns the running calls of record processors, the longest first. One that runs for
+            `hung_after_millis` is reported as a step that hangs, although the other shards go on.
+
+    Attributes:
+        stalled: Stalled leases at the last look, those that stand still longest first.
+        hung: The state at the last look. None: the worker is not hung.
+        over: Set when the processing thread is given up. None: nobody waits for that.
+        gave_up: Whether it was given up.
+        is_useless: Whether the worker is useless.
     """
 
     def __init__(
@@ -560,24 +648,53 @@ class StallWatch:
         leases: HeldLeases,
         lifecycle: Lifecycle,
         source: BatchSource,
+        activity: Activity,
+        successes: Successes,
+        stop: StopSignal,
+        calls: Callable[[], Sequence[RunningCall]] = tuple,
     ) -> None:
         self._dependencies = dependencies
         self._leases = leases
         self._lifecycle = lifecycle
         self._source = source
-        self._after_seconds = dependencies.settings.worker.shard_stalled_after_millis / 1000
+        self._activity = activity
+        self._successes = successes
+        self._stop = stop
+        self._calls = calls
+        settings = dependencies.settings.worker
+        self._stalled_seconds = settings.shard_stalled_after_millis / 1000
         self._watched: dict[str, _Watched] = {}
-        self.stalled_leases: tuple[StalledLease, ...] = ()
-        """Stalled leases at the last check, those that stand still longest first."""
+        self.stalled: tuple[StalledLease, ...] = ()
+        self._hung_seconds = settings.hung_after_millis / 1000
+        self._step = _Lasting(self._hung_seconds)
+        self._observed: Doing | None = None
+        self._told: tuple[float, float] | None = None
+        stop_millis = settings.stop_hung_after_millis
+        self._stop_seconds = None if stop_millis is None else stop_millis / 1000
+        self.hung: HungState | None = None
+        self.over: StopSignal | None = None
+        self.gave_up = False
+        self._useless_seconds = settings.useless_after_millis / 1000
+        self._useless = _Lasting(self._useless_seconds)
+        self._has_looked = False
+        self._read_at = -math.inf
+        self.is_useless = False
 
-    @property
-    def stalled(self) -> Mapping[str, StallStep]:
-        """Stalled leases at the last check, and the step that each waits in."""
-        return {one.lease_key: StallStep(one.step) for one in self.stalled_leases}
+    def look(self, *, must_be_useful: bool) -> None:
+        """Look once.
 
-    def look(self) -> None:
-        """Check all held leases once."""
+        Args:
+            must_be_useful: Whether the worker does all of its tasks, so that it may be useless.
+        """
         now = self._dependencies.clock.monotonic()
+        self._look_for_stalls(now)
+        self._look_for_hang(now)
+        if must_be_useful:
+            self._look_for_use(now)
+
+    # -- shards that stand still
+
+    def _look_for_stalls(self, now: float) -> None:
         consumers = dict(self._lifecycle.consumers)
         watched: dict[str, _Watched] = {}
         found: list[StalledLease] = []
@@ -591,43 +708,18 @@ class StallWatch:
             one = watched[key] = self._of(held, now)
             one.moved_at = max(one.moved_at, self._moved_at(consumer))
             seconds = now - one.moved_at
-            if seconds < self._after_seconds:
+            if seconds < self._stalled_seconds:
                 one.told_at = None
                 continue
             step, error = self._step_of(held, consumer)
             found.append(StalledLease(key, step, seconds, error))
-            if one.told_at is None or now - one.told_at >= self._after_seconds:
+            if one.told_at is None or now - one.told_at >= self._stalled_seconds:
                 one.told_at = now
                 self._dependencies.events(
                     ShardStalled(self._dependencies.worker_id, key, step, seconds, error)
                 )
         self._watched = watched
-        self.stalled_leases = tuple(
-            sorted(found, key=lambda lease: (-lease.seconds, lease.lease_key))
-        )
-
-    def waiting(self, since: float) -> tuple[str, ...]:
-        """Return the held leases that may have records that are not committed.
-
-        A shard that was read to its end after `since` (monotonic seconds) has none. Any thread may
-        call it.
-        """
-        consumers = dict(self._lifecycle.consumers)
-        return tuple(
-            held.lease_key
-            for held in self._leases.held()
-            if not held.lease.ended and self._is_behind(held, consumers.get(held.lease_key), since)
-        )
-
-    def _is_behind(self, held: Held, consumer: ShardConsumer | None, since: float) -> bool:
-        if consumer is None or consumer.held is not held or consumer.in_batch:
-            return True
-        if consumer.state is not ConsumerState.READING:
-            return consumer.state is not ConsumerState.ENDED
-        reading = self._source.state_of(consumer.lease_key)
-        if reading is None or reading.has_waiting or not reading.caught_up:
-            return True
-        return (reading.read_at or 0.0) <= since
+        self.stalled = tuple(sorted(found, key=lambda lease: (-lease.seconds, lease.lease_key)))
 
     def _of(self, held: Held, now: float) -> _Watched:
         known = self._watched.get(held.lease_key)
@@ -670,68 +762,22 @@ class StallWatch:
             return StallStep.QUEUED, consumer.error
         return StallStep.READING, consumer.error or (None if reading is None else reading.error)
 
+    # -- a processing thread that hangs
 
-_SHORTEST_GAP_SECONDS: Final = 5.0
-"""A time between two looks that counts in full, however short the limit of a watch is."""
-
-
-class HangWatch:
-    """Report the worker as hung, once per `worker.hung_after_millis`.
-
-    The thread that renews the leases calls `look` after it has renewed them. The time between two
-    looks counts up to a quarter of `hung_after_millis`: while the worker is paused as a whole
-    (SIGSTOP), its processing thread cannot make progress.
-
-    Args:
-        dependencies: The dependencies of the worker.
-        activity: What the processing thread does.
-        waiting: Returns the held leases that may have records that are not committed, unless they
-            were read to their end after a time (monotonic seconds).
-        calls: Returns the running calls of record processors, the longest first. One that runs for
-            `hung_after_millis` is reported as a step that hangs, although the other shards go on.
-
-    Attributes:
-        hung: The state at the last look. None: the worker is not hung.
-        over: Set when the watch gives the processing thread up. None: nobody waits for that.
-        gave_up: Whether it has given the thread up.
-    """
-
-    def __init__(
-        self,
-        dependencies: WorkerDependencies,
-        activity: Activity,
-        waiting: Callable[[float], tuple[str, ...]],
-        calls: Callable[[], Sequence[RunningCall]] = tuple,
-    ) -> None:
-        self._dependencies = dependencies
-        self._activity = activity
-        self._waiting = waiting
-        self._calls = calls
-        settings = dependencies.settings.worker
-        self._after_seconds = settings.hung_after_millis / 1000
-        self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
-        self._observed: Doing | None = None
-        self._observed_at = 0.0
-        self._seconds = 0.0
-        self._told: tuple[float, float] | None = None
-        self.hung: HungState | None = None
-        stop_millis = settings.stop_hung_after_millis
-        self._stop_seconds = None if stop_millis is None else stop_millis / 1000
-        self.over: StopSignal | None = None
-        self.gave_up = False
-
-    def look(self) -> None:
-        """Check the processing thread once."""
-        now, doing, calls = self._dependencies.clock.monotonic(), self._activity.now, self._calls()
+    def _look_for_hang(self, now: float) -> None:
+        doing, calls = self._activity.now, self._calls()
         is_call = bool(calls) and calls[0].since <= doing.since
         if is_call:
             doing = Doing(HangStep.COMMITTING, calls[0].since, calls[0].thread, is_users=True)
-        seconds = self._seconds_in(doing, now)
-        if doing.step is None or seconds < self._after_seconds:
+        if self._observed != doing:
+            self._observed = doing
+            self._step.begin(doing.since)
+        seconds = self._step.count(now)
+        if doing.step is None or seconds < self._hung_seconds:
             self._resume()
             return
         if is_call:
-            hung = [call for call in calls if now - call.since >= self._after_seconds]
+            hung = [call for call in calls if now - call.since >= self._hung_seconds]
             waiting = tuple(sorted({call.lease_key for call in hung}))
         else:
             waiting = self._waiting(doing.since)
@@ -740,7 +786,7 @@ class HangWatch:
             return
         self.hung = HungState(doing.step.value, seconds, len(waiting))
         told = self._told
-        if told is None or told[0] != doing.since or now - told[1] >= self._after_seconds:
+        if told is None or told[0] != doing.since or now - told[1] >= self._hung_seconds:
             self._told = (doing.since, now)
             stacks = thread_stacks(doing.thread)
             self._dependencies.events(
@@ -751,15 +797,36 @@ class HangWatch:
             if self.gave_up:
                 self.over.set()
 
-    def _seconds_in(self, doing: Doing, now: float) -> float:
-        """Return for how long the step has lasted while this worker ran."""
-        if self._observed != doing:
-            self._observed, self._observed_at, self._seconds = doing, doing.since, 0.0
-        self._seconds += min(now - self._observed_at, self._longest_gap_seconds)
-        self._observed_at = now
-        return self._seconds
+    def _waiting(self, since: float) -> tuple[str, ...]:
+        """Return the held leases that may have records that are not committed.
 
-    def sentence(self) -> str:
+        A shard that was read to its end after `since` (monotonic seconds) has none. Any thread may
+        call it.
+        """
+        consumers = dict(self._lifecycle.consumers)
+        return tuple(
+            held.lease_key
+            for held in self._leases.held()
+            if not held.lease.ended and self._is_behind(held, consumers.get(held.lease_key), since)
+        )
+
+    def _is_behind(self, held: Held, consumer: ShardConsumer | None, since: float) -> bool:
+        if consumer is None or consumer.held is not held or consumer.in_batch:
+            return True
+        if consumer.state is not ConsumerState.READING:
+            return consumer.state is not ConsumerState.ENDED
+        reading = self._source.state_of(consumer.lease_key)
+        if reading is None or reading.has_waiting or not reading.caught_up:
+            return True
+        return (reading.read_at or 0.0) <= since
+
+    def _resume(self) -> None:
+        self.hung = None
+        if self._told is not None:
+            self._told = None
+            self._dependencies.events(WorkerResumed(self._dependencies.worker_id))
+
+    def hung_sentence(self) -> str:
         """Return why a worker that was given up has ended."""
         step, seconds = (
             ("unknown", 0.0) if self.hung is None else (self.hung.step, self.hung.seconds)
@@ -769,84 +836,28 @@ class HangWatch:
             "(worker.stop_hung_after_millis); its leases are released, and no record is lost"
         )
 
-    def _resume(self) -> None:
-        self.hung = None
-        if self._told is not None:
-            self._told = None
-            self._dependencies.events(WorkerResumed(self._dependencies.worker_id))
+    # -- a worker that can do nothing
 
-
-class UselessWatch:
-    """Notes when the worker last read, renewed or committed. Any thread may send events.
-
-    A worker without leases is as it should be while it finds out that it has none, and writes its
-    row. The thread that renews the leases calls `look`. The time between two looks counts up to a
-    quarter of `useless_after_millis`: a worker that was paused as a whole (SIGSTOP) can do nothing.
-
-    Args:
-        dependencies: The dependencies of the worker.
-        stop: Is set when the worker is useless, so that steps that repeat their calls end.
-
-    Attributes:
-        is_useless: Whether the worker was useless for `worker.useless_after_millis`.
-    """
-
-    def __init__(self, dependencies: WorkerDependencies, stop: StopSignal) -> None:
-        self._clock = dependencies.clock
-        self._stop = stop
-        self._after_seconds = dependencies.settings.worker.useless_after_millis / 1000
-        self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
-        self._useful = True
-        self._looked_at: float | None = None
-        self._seconds = 0.0
-        self._read_at = -math.inf
-        self._succeeded = {LeaseTask.DISCOVERY: False, LeaseTask.REPORT: False}
-        self._last_error = ""
-        self.is_useless = False
-
-    def noting(self, events: EventSink) -> EventSink:
-        """Return an event sink that notes what the worker could do, and passes events on."""
-
-        def take(event: Event) -> None:
-            self._note(event)
-            events(event)
-
-        return take
-
-    def look(self, leases: HeldLeases, source: BatchSource) -> None:
-        """Check the worker once."""
-        now = self._clock.monotonic()
-        held = leases.held()
-        states = [source.state_of(one.lease_key) for one in held]
+    def _look_for_use(self, now: float) -> None:
+        held = self._leases.held()
+        states = [self._source.state_of(one.lease_key) for one in held]
         read_at = max((s.read_at for s in states if s and s.read_at is not None), default=-math.inf)
-        is_idle = not held and all(self._succeeded.values())
-        if self._useful or is_idle or read_at > self._read_at or self._looked_at is None:
-            self._seconds = 0.0
-        else:
-            self._seconds += min(now - self._looked_at, self._longest_gap_seconds)
+        is_idle = not held and self._successes.has_reported
+        is_useful = self._successes.is_useful or is_idle or read_at > self._read_at
+        if is_useful or not self._has_looked:
+            self._useless.begin(now)
+        seconds = self._useless.count(now)
         self._read_at = max(read_at, self._read_at)
-        self._useful, self._looked_at = False, now
-        if self._seconds >= self._after_seconds and not self.is_useless:
+        self._successes.is_useful, self._has_looked = False, True
+        if seconds >= self._useless_seconds and not self.is_useless:
             self.is_useless = True
             self._stop.set()
 
-    def sentence(self) -> str:
+    def useless_sentence(self) -> str:
         """Return why the worker has ended."""
+        error = self._successes.last_error
         text = (
-            f"the worker could neither read, renew nor commit for {self._seconds:.0f} s "
+            f"the worker could neither read, renew nor commit for {self._useless.seconds:.0f} s "
             "(worker.useless_after_millis)"
         )
-        return f"{text}; the last error is: {self._last_error}" if self._last_error else text
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, BatchCommitted):
-            self._useful = True
-        elif isinstance(event, ReadFinished):
-            self._useful = self._useful or event.succeeded
-        elif isinstance(event, TaskFinished):
-            if event.task is LeaseTask.RENEWAL:
-                self._useful = self._useful or event.leases > 0
-            else:
-                self._succeeded[event.task] = event.succeeded
-        elif isinstance(event, AwsTrouble):
-            self._last_error = event.error
+        return f"{text}; the last error is: {error}" if error else text

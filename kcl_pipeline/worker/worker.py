@@ -57,11 +57,10 @@ from kcl_pipeline.worker.start import (
 )
 from kcl_pipeline.worker.status import (
     Activity,
-    HangWatch,
     Lag,
     LagTracker,
-    StallWatch,
-    UselessWatch,
+    Successes,
+    Watchdog,
     WatchedWriter,
     WorkerStats,
     note_read_up_to,
@@ -102,8 +101,8 @@ class Worker:
         self._activity = Activity(dependencies.clock, _users_steps(dependencies))
         settings, clock = dependencies.settings, dependencies.clock
         self._stop = CurrentStop(clock.signal())
-        self.useless = UselessWatch(dependencies, self._stop)
-        events = self.useless.noting(dependencies.events)
+        successes = Successes()
+        events = successes.noting(dependencies.events)
         dependencies = replace(
             dependencies, events=events, writer=WatchedWriter(dependencies.writer, self._activity)
         )
@@ -163,14 +162,17 @@ class Worker:
             self._check_application,
             self._pools.map_commits,
         )
-        self.stalls = StallWatch(dependencies, self.leases, self.lifecycle, self.source)
-        self.hangs = HangWatch(
+        self.watchdog = Watchdog(
             dependencies,
+            self.leases,
+            self.lifecycle,
+            self.source,
             self._activity,
-            self.stalls.waiting,
+            successes,
+            self._stop,
             sink.running if isinstance(sink, ProcessorCalls) else tuple,
         )
-        self._processing = Processing(dependencies, self._activity, self.hangs, self._ending)
+        self._processing = Processing(dependencies, self._activity, self.watchdog, self._ending)
         self.stats, self._lag = WorkerStats(dependencies, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
@@ -188,12 +190,10 @@ class Worker:
             dependencies,
             self.leases,
             self.reporter,
-            self.stalls,
+            self.watchdog,
             self.source,
             self._pools.in_flight,
             self._stop,
-            hangs=self.hangs,
-            useless=self.useless,
             status=self.status,
             has_committed=lambda: self.stats.batches > 0,
             replaced=lambda: replaced_tasks(self.coordination.version),
@@ -374,7 +374,7 @@ class Worker:
                 return StopReason.APPLICATION_PAUSED if is_pause else StopReason.DRAIN_REQUESTED
             if not self.process_tick():
                 self.source.wait(self._stop, self._dependencies.idle_seconds)
-            if self.hangs.gave_up:
+            if self.watchdog.gave_up:
                 return StopReason.HUNG
             if on_progress is not None:
                 told = self._report_progress(on_progress, progress_seconds, told)
@@ -397,7 +397,7 @@ class Worker:
         """Return why the worker must end, even in the middle of a batch. None: it goes on."""
         if self.reporter.taken is not None:
             return StopReason.ID_TAKEN
-        if self.useless.is_useless:
+        if self.watchdog.is_useless:
             return StopReason.USELESS
         return StopReason.STOPPED if self._stop.is_set() else None
 
@@ -427,9 +427,9 @@ class Worker:
         paused = pauses.at_the_end() if was_asked else pauses.current()
         status = self.status(paused)
         if reason is StopReason.HUNG:
-            return WorkerSummary(self.worker_id, reason, status, self.hangs.sentence())
+            return WorkerSummary(self.worker_id, reason, status, self.watchdog.hung_sentence())
         if reason is StopReason.USELESS:
-            return WorkerSummary(self.worker_id, reason, status, self.useless.sentence())
+            return WorkerSummary(self.worker_id, reason, status, self.watchdog.useless_sentence())
         if self.reporter.taken is not None:
             taken = StopReason.ID_TAKEN
             return WorkerSummary(self.worker_id, taken, status, self._taken_sentence())
@@ -489,8 +489,8 @@ class Worker:
             self.paused() if paused is None else paused,
             sink_failures=self._runner.sink_failures,
             unavailable=self.coordination.standby.unavailable,
-            hung=self.hangs.hung,
-            stalled=self.stalls.stalled_leases,
+            hung=self.watchdog.hung,
+            stalled=self.watchdog.stalled,
         )
 
     def paused(self) -> dict[str, ShardPause]:

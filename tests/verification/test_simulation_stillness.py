@@ -15,7 +15,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
-from kcl_pipeline.worker.status import StallWatch
+from kcl_pipeline.worker.status import Watchdog
 from verification.simulation import StormOptions, world
 from verification.simulation.checks.stillness import (
     GRACE_SECONDS,
@@ -137,6 +137,6 @@ def test_a_fleet_whose_transform_hangs_reports_it(hanging_transform, seed):
 def test_a_fleet_whose_transform_hangs_fails_when_it_reports_nothing(
     hanging_transform, monkeypatch, seed
 ):
-    monkeypatch.setattr(StallWatch, "look", lambda _watch: None)
+    monkeypatch.setattr(Watchdog, "look", lambda _watch, **_: None)
     (violation,) = simulate(seed, CALM).violations
     assert violation.startswith("L7: ")

@@ -43,7 +43,7 @@ def seconds_until_useless(world: World, limit: float = 3 * LIMIT_SECONDS) -> flo
     began = world.clock.monotonic()
     while world.clock.monotonic() < began + limit:
         world.run(1, step=0.05)
-        if world.worker.useless.is_useless:
+        if world.worker.watchdog.is_useless:
             return world.clock.monotonic() - began
     return None
 
@@ -68,7 +68,7 @@ def test_a_refusal_that_passes_ends_nobody():
         allow(world)
         world.put(b"b")
         world.run(15)
-    assert not world.worker.useless.is_useless
+    assert not world.worker.watchdog.is_useless
     assert world.data() == [b"a", b"b", b"b", b"b"]
 
 
@@ -85,7 +85,7 @@ def test_a_worker_without_a_lease_goes_on_and_ends_if_it_can_do_nothing():
     idle.start_up()
     world.run_without_leader(2 * LIMIT_SECONDS)
     assert idle.leases.held() == ()
-    assert not idle.useless.is_useless
+    assert not idle.watchdog.is_useless
     for table in (world.leases, world.rows, world.coordinator):
 
         def refused(operation, _key):
@@ -93,14 +93,14 @@ def test_a_worker_without_a_lease_goes_on_and_ends_if_it_can_do_nothing():
 
         table.hook(refused, None)
     world.run_without_leader(2 * LIMIT_SECONDS)
-    assert idle.useless.is_useless
+    assert idle.watchdog.is_useless
 
 
 def test_a_pause_of_the_whole_process_does_not_count():
     world = new_world()
     world.clock.advance(20 * LIMIT_SECONDS)
     world.run(10)
-    assert not world.worker.useless.is_useless
+    assert not world.worker.watchdog.is_useless
     world.put(b"b")
     world.run(20)
     assert world.data() == [b"a", b"b"]

@@ -10,7 +10,7 @@ from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import AwsTrouble, BatchAbandoned, DefectFound, HangStep
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.status import Activity, Doing, HangWatch
+from kcl_pipeline.worker.status import Activity, Doing, Watchdog
 from kcl_pipeline.worker.summary import StopReason
 
 STEP_SECONDS: Final = 2.5
@@ -33,7 +33,7 @@ class Processing:
         dependencies: The dependencies of the worker. Without `parallel`, and without
             `worker.stop_hung_after_millis`, the loop runs on the calling thread.
         activity: What the processing thread does.
-        hangs: Ends a worker that is hung.
+        watchdog: Ends a worker that is hung.
         ending: Returns why the worker must end, also in the middle of a batch. None: it goes on.
 
     Attributes:
@@ -44,13 +44,13 @@ class Processing:
         self,
         dependencies: WorkerDependencies,
         activity: Activity,
-        hangs: HangWatch,
+        watchdog: Watchdog,
         ending: Callable[[], StopReason | None],
     ) -> None:
         self._dependencies = dependencies
         self._clock = dependencies.clock
         self._activity = activity
-        self._hangs = hangs
+        self._watchdog = watchdog
         self._ending = ending
         self._timeout_seconds = dependencies.settings.worker.stop_timeout_millis / 1000
         self.is_abandoned = False
@@ -78,7 +78,7 @@ class Processing:
                     self._dependencies.events(kind(what, described(error, what)))
             over.set()
 
-        self._hangs.over = over
+        self._watchdog.over = over
         self._dependencies.spawn("processing", process)
         reason = self._wait(over)
         if not outcome:
