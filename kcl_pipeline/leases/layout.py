@@ -165,13 +165,12 @@ class WorkerEntityRows(EntityRows):
 
     def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
         """See `store.RowStore`. Raise `SettingsError` if the key is that of another row."""
-        self._refuse_reserved(key)
-        own: list[Condition] = [
-            *conditions,
-            AbsentOrEquals(ENTITY_TYPE, string(WORKER_ENTITY)),
-            Absent(COUNTER),
-        ]
-        outcome = self._inner.update(key, self._conditions(own), changes)
+        if key in COORDINATOR_KEYS:
+            raise SettingsError(
+                f"the worker id {key!r} is the key of a row of the KCL in the table {self.name}; "
+                "give the worker another id"
+            )
+        outcome = self._inner.update(key, self._conditions(self._of_worker(conditions)), changes)
         if not outcome.applied and outcome.item is not None and not self._is_own(outcome.item):
             entity = text_of(outcome.item, ENTITY_TYPE) or LEASE_ENTITY
             raise SettingsError(
@@ -182,22 +181,14 @@ class WorkerEntityRows(EntityRows):
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
-        own: list[Condition] = [
-            *conditions,
-            AbsentOrEquals(ENTITY_TYPE, string(WORKER_ENTITY)),
-            Absent(COUNTER),
-        ]
-        return super().delete(key, own)
+        return super().delete(key, self._of_worker(conditions))
 
     def _is_own(self, item: Item) -> bool:
         return text_of(item, ENTITY_TYPE) == WORKER_ENTITY
 
-    def _refuse_reserved(self, key: str) -> None:
-        if key in COORDINATOR_KEYS:
-            raise SettingsError(
-                f"the worker id {key!r} is the key of a row of the KCL in the table {self.name}; "
-                "give the worker another id"
-            )
+    def _of_worker(self, conditions: Sequence[Condition]) -> list[Condition]:
+        is_worker = AbsentOrEquals(ENTITY_TYPE, string(WORKER_ENTITY))
+        return [*conditions, is_worker, Absent(COUNTER)]
 
 
 TableLayout = Literal["auto", "three", "single"]
