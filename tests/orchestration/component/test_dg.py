@@ -76,6 +76,11 @@ def test_what_scaffold_writes_passes_the_checks(dg, project):  # noqa: F811
     assert project.load().resolve_sensor_def("orders_leader")
 
 
+def test_the_component_is_listed(dg):
+    listed = dg("list", "components", "--package", "kcl_pipeline", "--json")
+    assert '.KinesisPipelineComponent", "summary": "A `KinesisPipeline` as a component' in listed
+
+
 @pytest.mark.long
 def test_the_example_of_the_document_passes_the_checks(dg, project):  # noqa: F811
     found = snippets(PAGE)
