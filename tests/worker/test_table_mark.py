@@ -305,7 +305,7 @@ def test_a_shard_of_a_table_that_was_put_back_is_paused_and_the_others_go_on() -
     assert "an older copy" in event.reason
     assert fleet.worker.lifecycle.consumers[other].error is None
     assert sent < len(fleet.data()) < len(fleet.sent), "the other shard was read"
-    status = fleet.worker._status()
+    status = fleet.worker.status()
     assert status is not None
     assert [one.lease_key for one in status.paused] == [key]
     fleet.table.positions[name] = before
