@@ -154,9 +154,13 @@ def test_a_stream_that_is_gone_has_nothing_to_lose():
 def test_a_look_that_fails_leaves_an_event():
     world = reading()
 
+    looks = []
+
     def failing(operation, key):
         if (operation, key) == ("GetItem", PARENT):
-            raise UnavailableError("no answer", operation=operation)
+            looks.append(key)
+            if len(looks) > 1:  # the first one is that of the refused renewal
+                raise UnavailableError("no answer", operation=operation)
 
     world.leases.store.before_call = failing
     delete(world)
