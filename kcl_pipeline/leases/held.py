@@ -713,8 +713,9 @@ class HeldLeases:
             if not (entered and self._is_current(held) and held.lease.in_handoff):
                 return False
             if not forced:
-                # The worker may have forgotten the shard: the lease had expired on its clock, and
-                # the answer of a slow renewal came later.
+                # The next owner reads after the checkpoint, if the sink stores no positions or its
+                # worker is Java's. The worker need not know the shard any more: the lease may have
+                # expired on its clock before the answer of a slow renewal came.
                 self._flush_processed(held)
             return self._is_current(held) and self._transfer(held, forced=forced)
 

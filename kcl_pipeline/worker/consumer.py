@@ -643,9 +643,7 @@ class Lifecycle:
     def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:
         held, consumer = leaving
         try:
-            if consumer is not None and consumer.held is held:
-                self.commit.checkpoint(consumer)
-            return self._leases.complete_handoff(held)
+            return self._leases.complete_handoff(held)  # with the checkpoint
         except LeaseLostError as error:
             self._leases.drop(held, str(error))
         except AwsError as error:

@@ -3,9 +3,11 @@
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.events import AwsTrouble, ShardEnded
+from kcl_pipeline.events import AwsTrouble, LeaseLost, ShardEnded
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import SHARD_END, Position
+from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
@@ -13,9 +15,9 @@ from tests.support.worker_world import World, numbered
 PARENT = "shardId-000000000000"
 
 
-def ending_world():
+def ending_world(**settings):
     """One shard with records, split before a worker reads them: its last batch ends it."""
-    world = World(shards=1)
+    world = World(shards=1, **settings)
     world.put(*numbered(5))
     world.model.call(
         "SplitShard", StreamName="orders", ShardToSplit=PARENT, NewStartingHashKey=str(2**127)
@@ -51,6 +53,45 @@ def run_until(world, condition):
             return
         world.run(0.05)
     raise AssertionError("it did not happen")
+
+
+def test_the_table_has_the_end_before_the_row():
+    world = ending_world()
+    write, ended_in_table = world.leases.update_checkpoint, []
+
+    def noting(lease, *, checkpoint, **rest):
+        if checkpoint == SHARD_END:
+            ended_in_table.append(world.table.stored(PARENT).ended)
+        return write(lease, checkpoint=checkpoint, **rest)
+
+    world.leases.update_checkpoint = noting
+    run_until(world, lambda: world.of(ShardEnded))
+    assert ended_in_table == [True]
+    assert world.data() == numbered(5)
+
+
+def test_a_worker_whose_end_is_refused_looks_at_its_row_before_it_tries_again():
+    """Another worker got the lease and committed; the row says so, and no renewal is due."""
+    world = ending_world(lease={"failover_time_millis": 10_000})
+    get = world.leases.get
+
+    def overtaking(key, **options):
+        if key != PARENT and world.leases.get is not get:  # the children, right before the end
+            world.leases.get = get
+            world.leases.assign(get(PARENT), "w-2")
+            ((name, stored),) = world.table.positions.items()
+            by_the_other = StoredPosition(stored.number + 1, stored.position)
+            assert world.table.append(LogEntry(len(world.table.log), (), {name: by_the_other}))
+        return get(key, **options)
+
+    world.leases.get = overtaking
+    run_until(world, lambda: world.leases.get is get)
+    for _ in range(40):
+        world.worker.fetch_tick()
+        world.worker.process_tick()
+        world.clock.advance(0.05)
+    assert [event.lease_key for event in world.of(LeaseLost)] == [PARENT]
+    assert not world.table.stored(PARENT).ended
 
 
 @pytest.mark.parametrize("applied", [True, False], ids=["applied", "not applied"])
