@@ -88,6 +88,8 @@ from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.worker_status import UnavailableStream
 
+_RETRY_SECONDS: Final = 10.0
+"""Time from a look for deleted parents that has failed to the next one."""
 MIN_ANSWERS: Final = 3
 """Usable answers of a selection that must lack a stream before it is removed."""
 _KEPT: Final = "NO_STREAMS_LEASES_DELETION"
@@ -454,9 +456,13 @@ class Sync:
         before, due = self._missing_parents.get(stream, (missing, now))
         if before == missing and now < due:
             return
+        # If one of these reads fails, the next look is not at once: at LATEST and AT_TIMESTAMP
+        # parents without rows are normal, and a leader does not depend on the table then.
+        self._missing_parents[stream] = missing, now + _RETRY_SECONDS
         shards, stored = self._listed(stream), dict[str, StoredPosition]()
         if self._stored is not None:
             stored |= self._stored(stream, [shard.shard_id for shard in shards])
+        del self._missing_parents[stream]
         missing_now = missing - finished_shards(creation_order(shards), rows, stored)
         shard_sync, before_creation = self._streams.shard_sync_of(stream), len(run.created)
         for child in waiting:

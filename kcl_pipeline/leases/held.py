@@ -671,6 +671,8 @@ class HeldLeases:
             return False
         if Progress.of(row) not in {Progress.of(lease), *held.sent}:
             return False
+        if row.recreated_millis != lease.recreated_millis:  # it is of a later stream
+            return False
         # Another process of this worker id writes the same.
         if not self._verify_run():
             return False

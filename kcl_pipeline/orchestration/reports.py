@@ -68,11 +68,15 @@ _MEGABYTE: Final = 1_000_000
 
 @dataclass(slots=True)
 class _Process:
-    """One process of a worker: its totals at the last report and now."""
+    """One process of a worker: its totals at the last report and now.
+
+    `written_seconds` is the time of its row, by its own clock.
+    """
 
     base: WorkerTotals
     latest: WorkerTotals
     reported_at: float
+    written_seconds: int
 
     @property
     def per_second(self) -> tuple[float, float]:
@@ -134,13 +138,17 @@ class FleetTotals:
                 continue
             totals, key = row.status.totals, (row.worker_id, row.run_id)
             known = self.processes.get(key)
+            if known is not None and row.last_update_seconds < known.written_seconds:
+                continue  # an older row: a scan is eventually consistent
             if known is not None and not totals.is_below(known.latest):
                 known.latest, known.reported_at = totals, now
+                known.written_seconds = row.last_update_seconds
                 continue
             if known is not None:
                 self.ended += known.latest - known.base
             is_new = totals.seconds <= now - self.watched_since
-            self.processes[key] = _Process(WorkerTotals() if is_new else totals, totals, now)
+            base = WorkerTotals() if is_new else totals
+            self.processes[key] = _Process(base, totals, now, row.last_update_seconds)
 
     def is_due(self, now: float, period_seconds: float) -> bool:
         """Whether a period has passed since the last report, or the first rows have come.

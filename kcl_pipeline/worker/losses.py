@@ -149,7 +149,7 @@ class ParentCheck:
             return rows.ended
         listed = self._listed(consumer.stream)
         deleted = {shard.shard_id for shard in listed}.intersection(missing)
-        deleted -= self._finished(consumer, listed) if deleted else set()
+        deleted -= self._finished(consumer, listed, deleted) if deleted else set()
         self._closed_cases |= {lease.key_of_sibling(p) for p in missing - deleted}
         if not deleted:
             return rows.ended
@@ -174,18 +174,24 @@ class ParentCheck:
         lock = self._dependencies.coordinator_table.read_lock()
         return lock is not None and self._dependencies.worker_table.is_java(lock.owner_name)
 
-    def _finished(self, consumer: ShardProgress, listed: Sequence[Shard]) -> set[str]:
-        """Return the shards that count as ended, because a descendant has begun."""
+    def _finished(
+        self, consumer: ShardProgress, listed: Sequence[Shard], deleted: Collection[str]
+    ) -> set[str]:
+        """Return the shards that count as ended, because a descendant has begun.
+
+        The leader decides in the same way. A sibling counts, too: a worker that waits for a parent
+        which the leader does not create would wait for ever.
+        """
         lease = consumer.held.lease
-        ordered, descendants = creation_order(listed), {lease.shard_id}
+        ordered, lineage = creation_order(listed), set(deleted)
         for shard in ordered:
-            if not descendants.isdisjoint(shard.parents):
-                descendants.add(shard.shard_id)
-        descendants.remove(lease.shard_id)
+            if not lineage.isdisjoint(shard.parents):
+                lineage.add(shard.shard_id)
+        descendants = sorted(lineage - {*deleted, lease.shard_id})
         table = self._dependencies.lease_table
-        found = {one: table.get(lease.key_of_sibling(one)) for one in sorted(descendants)}
+        found = {one: table.get(lease.key_of_sibling(one)) for one in descendants}
         rows = {one: row for one, row in found.items() if row is not None}
-        known = {} if self._stored is None else self._stored(consumer.stream, sorted(descendants))
+        known = {} if self._stored is None else self._stored(consumer.stream, descendants)
         return finished_shards(ordered, rows, known)
 
     def _unfinished(self, consumer: ShardProgress, missing: set[str]) -> set[str]:

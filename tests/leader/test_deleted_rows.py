@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.errors import SinkError, ThrottledError
-from kcl_pipeline.events import LeasesCreated, RecordsLost
+from kcl_pipeline.events import LeadershipLost, LeasesCreated, RecordsLost
 from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
@@ -330,3 +330,32 @@ def test_a_table_that_cannot_be_read_decides_nothing():
     assert "cannot be read" in cycle.run_once().error
     assert P1 not in world.table()
     assert not world.happened(RecordsLost)
+
+
+def test_a_leader_does_not_depend_on_the_table_while_a_shard_at_latest_is_idle():
+    """Its parents have no rows, which is normal there."""
+    world = World(shards=2, shard_sync={"initial_position_in_stream": "LATEST"})
+    world.clock.advance(60)
+    world.model.merge("orders", P0, P1)
+    is_away, listings = [], []
+
+    def stored(_stream, _ids):
+        if is_away:
+            raise SinkError("the object store does not respond")
+        return {}
+
+    world.join("a")
+    world.leader("one", stored=stored)
+    world.run(400, tick=1)
+    assert sorted(world.table()) == [CHILD]
+    list_shards = world.kinesis.list_shards
+
+    def counted(*arguments):
+        listings.append(arguments)
+        return list_shards(*arguments)
+
+    world.kinesis.list_shards = counted
+    is_away.append(True)
+    world.run(300, tick=1)
+    assert not world.happened(LeadershipLost)
+    assert len(listings) <= 300 / 10 + 5

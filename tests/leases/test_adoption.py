@@ -88,6 +88,7 @@ def _changed(world, **attributes):
         {"counter": 2, "owner": "w2"},
         {"counter": 2, "checkpoint_owner": "w1"},
         {"counter": 2, "owner": None},
+        {"counter": 2, "recreated_millis": 1_700_000_000_000},  # the row of a later stream
     ],
     ids=str,
 )

@@ -79,6 +79,16 @@ def test_a_restarted_worker_adds_to_what_its_predecessor_did():
     assert records_of(totals, 1_120.0) == 9
 
 
+def test_an_older_row_of_the_same_process_counts_nothing_twice():
+    """A scan is eventually consistent."""
+    totals = FleetTotals()
+    totals.observe([], 1_000.0)
+    for now, records, seconds in ((1_010, 100, 8.0), (1_015, 90, 6.0), (1_020, 110, 18.0)):
+        written = replace(row("a", "1", records, seconds), last_update_seconds=int(seconds))
+        totals.observe([written], float(now))
+    assert records_of(totals, 1_060.0) == 110
+
+
 def test_a_row_that_was_unreadable_for_a_while_is_counted_once():
     totals = FleetTotals()
     totals.observe([row("a", "1", 100, 50.0)], 1_000.0)
