@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from queue import SimpleQueue
 
 import dagster as dg
 import pytest
@@ -76,6 +77,7 @@ class Application:
         self.cursor: str | None = None
         self.summaries: dict[str, WorkerSummary] = {}
         self.threads: list[threading.Thread] = []
+        self.ended: SimpleQueue[dg.DagsterRun] = SimpleQueue()
         self.stop = threading.Event()
         self.owners: dict[str, str] = {}
         self.moves: list[tuple[str, str]] = []
@@ -94,7 +96,12 @@ class Application:
         self.sent += count
 
     def evaluate(self) -> str:
-        """Run one tick, and start the runs that it asks for. Returns the sentence of the tick."""
+        """Run one tick, and start the runs that it asks for. Returns the sentence of the tick.
+
+        Only this thread writes to the instance, whose database is in memory.
+        """
+        while not self.ended.empty():
+            self._note(self.ended.get(), Kind.RUN_SUCCESS)
         with dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -130,7 +137,7 @@ class Application:
             leader_patience_seconds=20.0,
         )
         self.summaries[worker_id] = worker.run(self.stop)
-        self._note(run, Kind.RUN_SUCCESS)
+        self.ended.put(run)
 
     def look(self) -> None:
         """Note the leases that have moved since the last look."""
