@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
@@ -153,6 +153,29 @@ def test_rows_that_a_restore_removed_are_read_again_when_an_older_copy_is_put_ba
     table.append(world.entry(1, 0, 1, 2, objects=table.objects))
     with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* is in the table twice$"):
         table.append(world.entry(2, 0, objects=table.objects))
+
+
+@pytest.mark.parametrize("is_sought", [True, False])
+def test_a_finished_parent_is_deleted_before_its_child_has_begun_only_beside_a_seek(is_sought):
+    """Seed 7435310489: the deletion was decided before, and the seek creates the row again."""
+    clock = VirtualClock()
+    streams = one_stream(1)
+    scenario = Scenario(initial_position="TRIM_HORIZON", exactly_once=True)
+    leases = InMemoryLeaseTable(clock=clock)
+    checks = Checks(leases, streams, scenario, clock.monotonic)
+    child = "shardId-000000000001"
+    create_lease(leases, Lease(KEY, SHARD_END, child_shard_ids=frozenset({child})))
+    checks.row_written(KEY, "leader", "sensor")
+    create_lease(leases, Lease(child, TRIM_HORIZON, parent_shard_ids=frozenset({KEY})))
+    checks.row_written(child, "leader", "sensor")
+    if is_sought:
+        checks.row_written(child, "operator", "")
+    leases.erase(KEY)
+    if is_sought:
+        checks.row_written(KEY, "leader", "sensor")
+    else:
+        with pytest.raises(BrokenInvariantError, match=r"S8: .* before its child .* had begun"):
+            checks.row_written(KEY, "leader", "sensor")
 
 
 def overtaken(begin, **scenario):
