@@ -85,7 +85,8 @@ class Calls:
 
     def __init__(self, hanging, slots):
         self.clock = ShiftedClock()
-        self.pool = DaemonPool(slots, "test", slow_seconds=1.0, clock=self.clock)
+        self.name = f"test-{id(self)}"
+        self.pool = DaemonPool(slots, self.name, slow_seconds=1.0, clock=self.clock)
         self.in_flight = InFlight(self.pool)
         self.hanging = frozenset(hanging)
         self.calls: list[int] = []
@@ -104,6 +105,11 @@ class Calls:
             for number in numbers:
                 self.in_flight.start(number, partial(self.call, number))
             self.clock.advance(0.1)
+            SystemClock().sleep(0.002)  # the threads of the pool run
+
+    def threads(self):
+        """Number of threads of the pool: those that were started, also if none has run yet."""
+        return sum(thread.name.startswith(f"{self.name}-") for thread in threading.enumerate())
 
     def end(self):
         self.go_on.set()
@@ -146,7 +152,7 @@ def test_calls_that_hang_have_a_limit_of_threads(calls, monkeypatch):
     one.run_until(lambda: len(one.calls) == 2 + 2 * 2, range(99))
     rounds = iter(range(100))
     one.run_until(lambda: next(rounds) == 99, range(99))
-    assert len(one.calls) == 2 + 2 * 2
+    assert one.threads() == len(one.calls) == 2 + 2 * 2
 
 
 def test_an_error_of_a_call_is_raised_when_it_is_collected(calls):
@@ -166,6 +172,7 @@ def test_calls_that_wait_for_a_slot_are_canceled_at_the_end(calls):
     one = calls({0}, slots=1)
     hung, waiting = one.pool.submit(one.call, 0), one.pool.submit(one.call, 1)
     one.run_until(lambda: one.calls == [0], ())
+    assert one.threads() == 1, "a slot for each call that runs"
     one.pool.shutdown()
     assert waiting.cancelled()
     assert not hung.done()
