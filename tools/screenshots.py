@@ -36,6 +36,7 @@ so that plots have lines.
 NO_DATA: Final = re.compile(r"committed +0 ")
 COLOURS: Final = 128
 START: Final = "the Dagster UI is at "
+TEMPORARY: Final = re.compile(rf"{re.escape(tempfile.gettempdir())}/\w+/run/")
 CLOCK: Final = SystemClock()
 THEMES: Final = ("light", "dark")
 LOCATION: Final = "locations/orders"
@@ -95,7 +96,8 @@ def take(page: Page, url: str, looker: Browser, folder: Path) -> list[str]:
             missing.append(f"{page.name}-{theme}: {str(error).splitlines()[0]}")
             continue
         if theme == THEMES[0]:
-            (folder / f"{page.name}.txt").write_text(looker.text() + "\n", encoding="utf-8")
+            words = TEMPORARY.sub("", looker.text())
+            (folder / f"{page.name}.txt").write_text(words + "\n", encoding="utf-8")
         picture = Image.open(looker.shoot(f"{page.name}-{theme}")).convert("RGB")
         picture.quantize(COLOURS).save(folder / f"{page.name}-{theme}.png", optimize=True)
     return missing
