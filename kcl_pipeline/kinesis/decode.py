@@ -104,6 +104,24 @@ class Columns:
     arrival_micros: npt.NDArray[np.int64] | None
     encryption_types: pa.StringArray | None
 
+    @classmethod
+    def of(
+        cls,
+        frame: bytes,
+        texts: Mapping[str, pa.StringArray],
+        data: pa.BinaryArray,
+        arrival_micros: npt.NDArray[np.int64] | None,
+    ) -> Columns:
+        """Return the columns of a body, whose text columns have the names of their members."""
+        return cls(
+            frame,
+            texts["SequenceNumber"],
+            texts.get("PartitionKey"),
+            data,
+            arrival_micros,
+            texts.get("EncryptionType"),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Field:
@@ -142,14 +160,7 @@ def columns_of(body: bytes) -> Columns | None:
     except (msgspec.MsgspecError, pa.ArrowException, ValueError, IndexError):
         return None
     frame = body[:start] + body[end:]
-    return Columns(
-        frame,
-        texts["SequenceNumber"],
-        texts.get("PartitionKey"),
-        data,
-        micros,
-        texts.get("EncryptionType"),
-    )
+    return Columns.of(frame, texts, data, micros)
 
 
 def micros_of(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -451,14 +462,7 @@ def cbor_columns_of(body: bytes) -> Columns | None:
     except (pa.ArrowException, ValueError, IndexError, StopIteration):
         return None
     frame = body[:at] + _EMPTY_ARRAY + body[end:]
-    return Columns(
-        frame,
-        texts["SequenceNumber"],
-        texts.get("PartitionKey"),
-        data,
-        micros,
-        texts.get("EncryptionType"),
-    )
+    return Columns.of(frame, texts, data, micros)
 
 
 def _head(body: bytes, at: int, major: int) -> tuple[int | None, int]:

@@ -547,6 +547,30 @@ def _task(task: LeaseTask, measure: Measure) -> FedBy:
     return {ev.TaskFinished: lambda e: measure(e) if e.task is task else None}
 
 
+def _outcomes(
+    operation: str, task: LeaseTask, successes: str, time: str
+) -> tuple[Instrument, Instrument]:
+    """Return `Success` and `Time` of a task of the lease thread, with these descriptions."""
+    return (
+        counter(
+            "Success",
+            operation,
+            SUMMARY,
+            successes,
+            _task(task, lambda e: int(e.succeeded)),
+            dimensions=OF_WORKER,
+        ),
+        histogram(
+            "Time",
+            operation,
+            SUMMARY,
+            time,
+            _task(task, lambda e: e.milliseconds),
+            dimensions=OF_WORKER,
+        ),
+    )
+
+
 def _counted_elsewhere(_: ev.Event) -> None:
     """The value needs a memory: see `conversion.HeldLeaseCount`."""
 
@@ -571,21 +595,11 @@ CURRENT_LEASES: Final = gauge(
 _LEASES: Final = (
     counter("LostLeases", _RENEW, SUMMARY, "leases lost", ev.LeaseLost, dimensions=OF_WORKER),
     CURRENT_LEASES,
-    counter(
-        "Success",
+    *_outcomes(
         _RENEW,
-        SUMMARY,
+        LeaseTask.RENEWAL,
         "1 per completed renewal of all leases, 0 per failed one",
-        _task(LeaseTask.RENEWAL, lambda e: int(e.succeeded)),
-        dimensions=OF_WORKER,
-    ),
-    histogram(
-        "Time",
-        _RENEW,
-        SUMMARY,
         "renewal of all leases",
-        _task(LeaseTask.RENEWAL, lambda e: e.milliseconds),
-        dimensions=OF_WORKER,
     ),
     counter(
         "RenewLease.Success",
@@ -595,21 +609,11 @@ _LEASES: Final = (
         _task(LeaseTask.RENEWAL, lambda e: e.leases),
         dimensions=OF_WORKER,
     ),
-    counter(
-        "Success",
+    *_outcomes(
         _DISCOVERY,
-        SUMMARY,
+        LeaseTask.DISCOVERY,
         "1 per completed discovery, 0 per failed one",
-        _task(LeaseTask.DISCOVERY, lambda e: int(e.succeeded)),
-        dimensions=OF_WORKER,
-    ),
-    histogram(
-        "Time",
-        _DISCOVERY,
-        SUMMARY,
         "one discovery",
-        _task(LeaseTask.DISCOVERY, lambda e: e.milliseconds),
-        dimensions=OF_WORKER,
     ),
     counter(
         "NewLeasesDiscovered",
@@ -619,21 +623,11 @@ _LEASES: Final = (
         ev.LeaseGained,
         dimensions=OF_WORKER,
     ),
-    counter(
-        "Success",
+    *_outcomes(
         _REPORT,
-        SUMMARY,
+        LeaseTask.REPORT,
         "1 per written worker metrics row, 0 per failed write",
-        _task(LeaseTask.REPORT, lambda e: int(e.succeeded)),
-        dimensions=OF_WORKER,
-    ),
-    histogram(
-        "Time",
-        _REPORT,
-        SUMMARY,
         "write of the worker metrics row",
-        _task(LeaseTask.REPORT, lambda e: e.milliseconds),
-        dimensions=OF_WORKER,
     ),
     counter(
         "InMemoryMetricStatsReporterFailure",
