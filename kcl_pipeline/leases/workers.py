@@ -10,6 +10,7 @@ from typing import Final
 from kcl_pipeline.errors import NotFoundError, UnreadableRowError, WorkerIdTakenError
 from kcl_pipeline.leases.codec import (
     MAX_KEY_BYTES,
+    MAX_MILLIS,
     checked_name,
     float_of,
     int_of,
@@ -44,9 +45,9 @@ class WorkerMetrics:
     """A worker metrics row (protocol §2.2).
 
     A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
-    `status`, `own_cpu` and `replaces` are our own attributes (`kclpDrain` N 1 with
-    `kclpDrainReason` S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L of N, `kclpReplaces` S), which
-    Java readers ignore.
+    `status`, `own_cpu`, `replaces`, `former_run_id` and `former_ended_millis` are our own
+    attributes (`kclpDrain` N 1 with `kclpDrainReason` S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L
+    of N, `kclpReplaces` S, `kclpFormerRun` S, `kclpFormerEnded` N), which Java readers ignore.
 
     Attributes:
         worker_id: Id of the worker.
@@ -65,6 +66,9 @@ class WorkerMetrics:
             no metric. In `stats`, a Java leader would compare them with workers without a metric,
             and would not give this worker its share.
         replaces: Id of the worker whose leases the leader moves to this one. None: of no worker.
+        former_run_id: The last process that ended because another one started under this worker id.
+            None: there was none.
+        former_ended_millis: When, in epoch milliseconds of its clock.
     """
 
     worker_id: str
@@ -78,6 +82,8 @@ class WorkerMetrics:
     drains_for_pause: bool = False
     own_cpu: tuple[float, ...] = ()
     replaces: str | None = None
+    former_run_id: str | None = None
+    former_ended_millis: int | None = None
 
     @property
     def cpu(self) -> tuple[float, ...]:
@@ -105,6 +111,8 @@ RUN_ID: Final = "kclpRunId"
 STATUS: Final = "kclpStatus"
 OWN_CPU: Final = "kclpCpu"
 REPLACES: Final = "kclpReplaces"
+FORMER_RUN: Final = "kclpFormerRun"
+FORMER_ENDED: Final = "kclpFormerEnded"
 OPTIONAL_ATTRIBUTES: Final = (
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
@@ -114,6 +122,8 @@ OPTIONAL_ATTRIBUTES: Final = (
     STATUS,
     OWN_CPU,
     REPLACES,
+    FORMER_RUN,
+    FORMER_ENDED,
 )
 """Attributes that a worker metrics row may have in addition to those of every report."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
@@ -176,6 +186,8 @@ def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
             status=None if (text := text_of(item, STATUS)) is None else status_of(text),
             own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
             replaces=name_of(item, REPLACES, MAX_KEY_BYTES),
+            former_run_id=name_of(item, FORMER_RUN, MAX_KEY_BYTES),
+            former_ended_millis=int_of(item, FORMER_ENDED, most=MAX_MILLIS),
         )
 
 
@@ -305,6 +317,30 @@ class WorkerMetricsTable:
             return
         if other not in (None, run_id):
             raise self._taken(worker_id, other)
+
+    def note_former_run(
+        self, worker_id: str, run_id: str, other_run_id: str, ended_millis: int
+    ) -> bool:
+        """Note in the row that a process ends because another one has started under its id.
+
+        The next processes of this id keep the note: a supervisor that restarts each of two
+        processes would remove it with every start. Applied again, it has the same effect.
+
+        Args:
+            worker_id: The worker id of both.
+            run_id: The process that ends.
+            other_run_id: The process that has the row.
+            ended_millis: The time, epoch milliseconds.
+
+        Returns:
+            False: the row is not that of the other process any more.
+        """
+        # Without the condition, the row of a worker that has stopped since would exist again.
+        return self._store.update(
+            worker_id,
+            [Equals(RUN_ID, string(other_run_id))],
+            Changes({FORMER_RUN: string(run_id), FORMER_ENDED: number(ended_millis)}),
+        ).applied
 
     def is_java(self, worker_id: str) -> bool:
         """Return whether a worker has a row without a run id. Each worker of this package has one.

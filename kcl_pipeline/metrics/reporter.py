@@ -153,6 +153,17 @@ class WorkerMetricsReporter:
                 self.taken = error
         return self.taken is None
 
+    def note_taken(self) -> None:
+        """Note in the row of the other process that this one ends, for those who look at it.
+
+        Raises:
+            errors.AwsError: The table raised it.
+        """
+        other = None if self.taken is None else self.taken.other_run_id
+        if self._run_id is not None and other is not None:
+            millis = round(self._clock.wall() * 1000)
+            self._table.note_former_run(self._worker_id, self._run_id, other, millis)
+
     def _close_interval(self, provider: MetricProvider) -> None:
         if not self._reported and not self._raw:
             self._sample(provider)

@@ -36,6 +36,8 @@ HOT_RATIO: Final = 2.0
 STILL_SECONDS: Final = 60.0
 """A checkpoint that has not changed for so long is named as the cause of a lag."""
 NO_LAG_SECONDS: Final = 5.0
+SHARED_ID_SECONDS: Final = 3_600.0
+"""How long a worker id that two processes used is reported."""
 DATE_FROM_SECONDS: Final = 43_200.0
 
 
@@ -653,6 +655,29 @@ def _workers(snapshot: Snapshot) -> Iterator[Finding]:
             f"{', '.join(texts[:SHOWN])}{_more(texts)}",
             "if its process has ended, do nothing: the leader assigns its leases to others and "
             "deletes its row",
+        )
+    shared = [
+        (worker, ago)
+        for worker in snapshot.workers
+        if worker.former_ended_millis is not None
+        and (ago := max(snapshot.at - worker.former_ended_millis / 1000, 0.0)) < SHARED_ID_SECONDS
+    ]
+    if shared:
+        worker, ago = min(shared, key=lambda pair: pair[1])
+        yield Finding(
+            check,
+            "worker_id_shared",
+            FindingLevel.WARNING,
+            f"{counted(len(shared), 'worker id')} {_have(len(shared))} been used by two processes; "
+            f"the last, {printable(worker.worker_id)}: {printable(worker.former_run_id or 'one')} "
+            f"ended {duration_text(ago)} ago because another process started, and "
+            f"{printable(worker.run_id or 'another one')} has the id",
+            "give each process a worker id of its own, and let no supervisor restart a worker that "
+            "ended with code 4. A run id of `kcl-pipeline worker` begins with the name of its host",
+            tuple(
+                {"worker": w.worker_id, "ended": w.former_run_id, "run": w.run_id}
+                for w, _ in shared
+            ),
         )
     for problem in snapshot.run_problems:
         name = problem.name if isinstance(problem, RunProblem) else "replacement_stopped"

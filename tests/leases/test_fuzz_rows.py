@@ -95,6 +95,8 @@ WORKER_NAMES = [
     "kclpRunId",
     "kclpCpu",
     "kclpReplaces",
+    "kclpFormerRun",
+    "kclpFormerEnded",
     "entityType",
     "x",
 ]

@@ -142,6 +142,8 @@ def test_a_lock_lasts_from_a_millisecond_to_ten_minutes(duration: str) -> None:
         ("opr", {"M": {"C": {"L": [{"N": "NaN"}]}}}),
         ("kclpRunId", {"S": "a\tb"}),
         ("kclpReplaces", {"S": "a\tb"}),
+        ("kclpFormerRun", {"S": "a\tb"}),
+        ("kclpFormerEnded", {"N": "253402300800000"}),
         ("kclpCpu", {"L": [{"N": "1"}] * 101}),
         ("kclpCpu", {"L": [{"N": "-2"}]}),
     ],

@@ -53,6 +53,21 @@ def test_a_successor_names_the_worker_that_it_replaces(tables):
     assert tables.workers.report(restarted).replaces is None
 
 
+def test_the_process_that_lost_its_worker_id_is_noted_in_the_row_of_the_other(tables):
+    tables.workers.report(dataclasses.replace(W1, run_id="run-2"))
+    assert tables.workers.note_former_run("w1", "run-1", "run-2", 1_760_000_000_000)
+    (row,) = tables.workers.scan_workers().workers
+    assert (row.former_run_id, row.former_ended_millis) == ("run-1", 1_760_000_000_000)
+    stored = tables.workers.report(dataclasses.replace(W1, run_id="run-2"), takes_over=False)
+    assert stored.former_run_id == "run-1", "a report keeps it"
+    assert not tables.workers.note_former_run("w1", "run-0", "run-1", 1), "run-2 has the row"
+    stored = tables.workers.report(dataclasses.replace(W1, run_id="run-3"))
+    assert stored.former_run_id == "run-1", "so does the next process"
+    tables.workers.deregister("w1", "run-3")
+    assert not tables.workers.note_former_run("w1", "run-1", "run-3", 1)
+    assert workers(tables) == {}, "a row that was deleted stays so"
+
+
 def test_appendix_a9_rows(tables):
     assert tables.workers.report(W1) == W1
     tables.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))

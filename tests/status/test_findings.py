@@ -119,6 +119,20 @@ FAULTS = [
         "cannot measure their CPU and get no leases: w-1",
         with_worker(replace(worker("w-1"), stats={"C": (40.0, -1.0)})),
     ),
+    Fault(
+        "worker_id_shared",
+        CheckName.WORKERS,
+        FindingLevel.WARNING,
+        "1 worker id has been used by two processes; the last, w-1: host-a:7@1 ended 20 s ago "
+        "because another process started, and run-w-1 has the id",
+        with_worker(
+            replace(
+                worker("w-1"),
+                former_run_id="host-a:7@1",
+                former_ended_millis=int((NOON - 20) * 1000),
+            )
+        ),
+    ),
     *(
         Fault(
             name,

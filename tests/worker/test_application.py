@@ -82,7 +82,7 @@ def test_the_process_that_starts_last_has_the_worker_id():
     world.run(5.0)
     assert second.reporter.taken is None
     assert world.data() == numbered(20)
-    rows = world.leases.list_leases(), world.rows.scan_workers()
+    leases, (row,) = world.leases.list_leases(), world.rows.scan_workers().workers
     for _ in range(30):  # the former one goes on until its next report
         first.lease_tick()
         first.process_tick()
@@ -91,7 +91,11 @@ def test_the_process_that_starts_last_has_the_worker_id():
     assert first.reporter.taken.other_run_id == "run-2"
     assert first.lease_tick() > 0, "it does not spin"
     first.shut_down(Background(world.clock), StopReason.ID_TAKEN)
-    assert (world.leases.list_leases(), world.rows.scan_workers()) == rows, "it writes nothing"
+    assert world.leases.list_leases() == leases, "it writes no lease"
+    noted = dataclasses.replace(
+        row, former_run_id="w-1-run", former_ended_millis=round(world.clock.wall() * 1000)
+    )
+    assert world.rows.scan_workers().workers == (noted,), "it notes its end, and deletes nothing"
     assert [event.other_run_id for event in world.of(WorkerIdShared)] == ["run-2"]
     summary = first.summary(StopReason.ID_TAKEN)
     assert all(text in summary.error for text in ("'w-1'", "w-1-run", "run-2", "code 4"))

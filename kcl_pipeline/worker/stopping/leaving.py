@@ -82,15 +82,17 @@ class Leaving:
         self._bounded(_LAST, lambda: self._release_late_leases(release, deadline), late)
 
     def leave_to_other(self) -> None:
-        """Give the lock up, and write nothing else: another process has the worker id.
+        """Give the lock up, and write no row of a lease: another process has the worker id.
 
-        It has the rows of the leases, or recovers them.
+        It has the rows of the leases, or recovers them. Its own row gets a note, which `status` and
+        `doctor` show: a supervisor may start both processes again and again.
         """
         for held in self._leases.held():
             self._leases.drop(held, "another process has taken the worker id")
         leader = self._dependencies.leader
         if leader is not None:
             self._bounded("release of the leader lock", leader.release, ROW_SECONDS)
+        self._bounded("note in the row of the worker", self._reporter.note_taken, ROW_SECONDS)
 
     def _bounded(self, what: str, step: Callable[[], object], seconds: float) -> None:
         """Run a step, and wait at most `seconds` for it."""

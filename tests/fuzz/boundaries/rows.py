@@ -55,6 +55,8 @@ WORKER: Final[dict[str, Any]] = {
     "kclpRunId": {"S": "run-1"},
     "kclpCpu": {"L": [{"N": "10.5"}, {"N": "-1"}]},
     "kclpReplaces": {"S": "w0"},
+    "kclpFormerRun": {"S": "run-0"},
+    "kclpFormerEnded": {"N": "1760000000000"},
 }
 LOCK: Final[dict[str, Any]] = {
     "key": {"S": "Leader"},
