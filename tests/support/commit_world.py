@@ -26,19 +26,20 @@ from kcl_pipeline.worker.status import Activity
 
 DEADLINE_SECONDS = 60
 KEYS = tuple(f"shardId-{number:012d}" for number in range(12))
+HUNDRED_KEYS = tuple(f"shardId-{number:012d}" for number in range(100))
 STREAM = StreamId("s", arn="arn:aws:kinesis:eu-west-1:1:stream/s", created_millis=17_000)
 NO_RECORDS = pa.table({"shard_id": pa.array([], pa.string())})
 
 
 class World:
-    """One worker's committer over `KEYS`; `trouble` maps a lease key to the errors that its next
+    """One worker's committer over `keys`; `trouble` maps a lease key to the errors that its next
     writes meet.
     """
 
-    def __init__(self, map_calls=serial_map, sink=None, lineage=None, **options):
+    def __init__(self, map_calls=serial_map, sink=None, lineage=None, keys=KEYS, **options):
         self.clock = VirtualClock()
         self.table = InMemoryLeaseTable("app", clock=self.clock)
-        for key in KEYS:
+        for key in keys:
             create_lease(self.table, Lease(key, TRIM_HORIZON))
             self.table.assign(self.table.get(key), "w")
         self.events: list[object] = []

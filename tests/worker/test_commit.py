@@ -29,7 +29,7 @@ from kcl_pipeline.testing.sink import InMemoryFunction, InMemorySink, SinkFault
 from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world
-from tests.support.commit_world import KEYS, NO_RECORDS, STREAM
+from tests.support.commit_world import HUNDRED_KEYS, KEYS, NO_RECORDS, STREAM
 
 KEY, CHILD = KEYS[0], KEYS[1]
 NAME = shard_key(STREAM, KEY)
@@ -92,12 +92,12 @@ def test_a_taker_starts_at_a_checkpoint_of_a_java_worker_without_a_commit(world:
     assert consumer.stored == world.stored() == StoredPosition(1, Position("5"))
 
 
-def test_shards_that_java_has_read_start_without_a_commit_and_move_in_one() -> None:
+def test_a_hundred_shards_that_java_has_read_start_without_a_commit_and_move_in_one() -> None:
     """Their rows are renewed after the table was read: in a pool, not on the calling thread."""
     with ThreadPoolExecutor(4) as pool:
-        world = World(lambda call, items: list(pool.map(call, items)))
+        world = World(lambda call, items: list(pool.map(call, items)), keys=HUNDRED_KEYS)
         assert world.commit(5) is not None
-        for key in KEYS:
+        for key in HUNDRED_KEYS:
             world.set_checkpoint(Position("7"), key)
         renewed: dict[str, int] = {}
 
@@ -109,15 +109,15 @@ def test_shards_that_java_has_read_start_without_a_commit_and_move_in_one() -> N
         leases = HeldLeases(table, "w", LeaseSettings(), world.clock, world.events.append)
         consumers = {held.lease_key: ShardConsumer(held, STREAM) for held in leases.discover()}
         committer, version = world.committer_of(leases), world.rows.version
-        assert world.start(consumers, committer) == dict.fromkeys(KEYS, Position("7"))
-        assert renewed.keys() == set(KEYS)
+        assert world.start(consumers, committer) == dict.fromkeys(HUNDRED_KEYS, Position("7"))
+        assert renewed.keys() == set(HUNDRED_KEYS)
         assert threading.get_ident() not in renewed.values()
         assert world.rows.version == version, "no commit before the first batch"
-        ranges = tuple(ShardRange(key, Position("7"), Position("9")) for key in KEYS)
+        ranges = tuple(ShardRange(key, Position("7"), Position("9")) for key in HUNDRED_KEYS)
         batch = Batch("b", ranges, NO_RECORDS)
         assert committer.commit(batch, consumers, world.writer.write(batch)).landed
         assert world.rows.version == version + 1
-        assert all(world.stored(key) == StoredPosition(2, Position("9")) for key in KEYS)
+        assert all(world.stored(key) == StoredPosition(2, Position("9")) for key in HUNDRED_KEYS)
 
 
 def test_after_the_first_commit_of_the_taker_a_paused_worker_is_refused(world: World) -> None:
