@@ -66,23 +66,18 @@ class Fleet:
         self.rows = CommittedRows(self.table)
 
     def start(self, name: str, pipeline: str = "fleet:events") -> None:
-        arguments = [
-            sys.executable,
-            "-m",
-            "kcl_pipeline.cli",
-            "worker",
-            "-p",
-            pipeline,
-            "--worker-id",
-            name,
-        ]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.workers[name] = subprocess.Popen(
-                arguments,
+        self.workers[name] = self.spawn(name, "-p", pipeline, "--worker-id", name)
+
+    def spawn(self, log: str, *options: str, inside: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a worker with these options, in the command `inside`; the caller ends it."""
+        command = [*inside, sys.executable, "-m", "kcl_pipeline.cli", "worker", *options]
+        with (self.folder / f"{log}.log").open("ab") as file:
+            return subprocess.Popen(
+                command,
                 env=self.environment,
                 cwd=self.folder,
-                stdout=log,
-                stderr=log,
+                stdout=file,
+                stderr=file,
                 stdin=subprocess.DEVNULL,
             )
 
