@@ -169,14 +169,6 @@ def in_project(folder: Path, *command: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.processes
-def test_dagster_loads_the_project(here):
-    run("init", "my_events", "--stream", "events")
-    folder = here / "my_events"
-    dagster = str(Path(sys.executable).parent / "dagster")
-    in_project(folder, dagster, "definitions", "validate", "-w", "workspace.yaml")
-
-
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.processes

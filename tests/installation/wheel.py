@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -62,17 +62,32 @@ def lean_environment(folder: Path, wheel: Path, requirements: list[str]) -> Path
         timeout=120,
     )
     (packages,) = folder.glob("lib/python*/site-packages")
-    for found in closure(requirements):
-        _link(found, packages)
+    _link(closure(requirements), packages)
     return python
 
 
-def _link(found: Distribution, packages: Path) -> None:
-    """Link the files of a distribution. Its folders are real, because others may share them."""
-    for file in found.files or ():
-        if file.parts[0] == ".." or "__pycache__" in file.parts:
-            continue
-        target = packages / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            target.symlink_to(Path(str(found.locate_file(file))).resolve())
+def _link(chosen: list[Distribution], packages: Path) -> None:
+    """Link the files of the distributions.
+
+    A folder is a link if no other distribution of the environment has files in it, so that its
+    modules are not compiled again.
+    """
+    owners: dict[str, set[int]] = {}
+    for number, installed in enumerate(distributions()):
+        for file in installed.files or ():
+            folder, _, _ = str(file).rpartition("/")
+            while folder and number not in owners.setdefault(folder, set()):
+                owners[folder].add(number)
+                folder, _, _ = folder.rpartition("/")
+    linked: set[str] = set()
+    for found in chosen:
+        for file in found.files or ():
+            if file.parts[0] == ".." or "__pycache__" in file.parts:
+                continue
+            folders = [str(folder) for folder in reversed(file.parents)][1:]
+            part = next((folder for folder in folders if len(owners[folder]) == 1), str(file))
+            if part not in linked:
+                linked.add(part)
+                target = packages / part
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(Path(str(found.locate_file(part))).resolve())

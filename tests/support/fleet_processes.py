@@ -26,10 +26,13 @@ PIPELINES = Path(__file__).parents[1] / "pipelines"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait, and ask less often the longer it takes: most conditions ask a server."""
     deadline = CLOCK.monotonic() + seconds
+    pause = 0.05
     while not condition():
         assert CLOCK.monotonic() < deadline, f"waited {seconds:.0f} s in vain for {what}"
-        CLOCK.sleep(0.05)
+        CLOCK.sleep(pause)
+        pause = min(1.2 * pause, 0.3)
 
 
 class Fleet:

@@ -94,8 +94,8 @@ class Fleet:
                 self._note(run, Kind.RUN_START)
                 self.started[run.run_id] = self.stage.clock.now
                 self.alive.append(run)
-        active = self.instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE)))
-        self.most = max(self.most, len(active))
+        active = self.instance.get_runs_count(dg.RunsFilter(statuses=list(ACTIVE)))
+        self.most = max(self.most, active)
         return result
 
     def _note(self, run: dg.DagsterRun, kind: Kind) -> None:

@@ -26,6 +26,7 @@ SHARED: Final = {
     "tests/guides/test_snippets.py": "spark",
     "tests/installation/test_private_interfaces.py": "spark",
     "tests/orchestration/resources/test_dagster_libraries.py": "spark",
+    "tests/project/test_project.py::test_a_reading": "spark",
     "tests/spark/": "spark",
     "tests/testing/test_pipelines.py::test_a_function_on_spark": "spark",
     "tests/worker/test_memory.py": "spark",

@@ -76,6 +76,7 @@ def test_what_scaffold_writes_passes_the_checks(dg, project):  # noqa: F811
     assert project.load().resolve_sensor_def("orders_leader")
 
 
+@pytest.mark.long  # `dg check yaml` below looks it up in the same registry
 def test_the_component_is_listed(dg):
     listed = dg("list", "components", "--package", "kcl_pipeline", "--json")
     assert '.KinesisPipelineComponent", "summary": "A `KinesisPipeline` as a component' in listed

@@ -7,7 +7,14 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
+from dagster._core.instance.types import InstanceType
+from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
+from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
+from dagster._core.storage.event_log import InMemoryEventLogStorage
+from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
+from dagster._core.storage.root import TemporaryLocalArtifactStorage
+from dagster._core.storage.runs import InMemoryRunStorage
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from kcl_pipeline.orchestration.definitions import build_definitions
@@ -42,13 +49,17 @@ LETTER = {"key": "letter", "value": "b", "limit": 2}
 WITHOUT_VALUE = {"key": "dagster/max_retries", "limit": 2}
 
 
-def queued_instance(**config: Any) -> Any:
-    coordinator = {
-        "module": "dagster._core.run_coordinator",
-        "class": "QueuedRunCoordinator",
-        "config": config,
-    }
-    return dg.instance_for_test(overrides={"run_coordinator": coordinator})
+def queued_instance(**config: Any) -> dg.DagsterInstance:
+    """As `DagsterInstance.ephemeral`, with a run queue."""
+    return dg.DagsterInstance(
+        instance_type=InstanceType.EPHEMERAL,
+        local_artifact_storage=TemporaryLocalArtifactStorage(),
+        run_storage=InMemoryRunStorage(),
+        event_storage=InMemoryEventLogStorage(),
+        compute_log_manager=NoOpComputeLogManager(),
+        run_coordinator=QueuedRunCoordinator(**config),
+        run_launcher=SyncInMemoryRunLauncher(),
+    )
 
 
 def queued(seconds: float) -> RunView:

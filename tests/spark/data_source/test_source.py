@@ -203,24 +203,6 @@ def test_a_live_query_through_a_reshard(make: Callable[[int], Kinesis], tmp_path
 
 
 @streams
-def test_available_now_reads_what_is_there_in_limited_batches(
-    make: Callable[[int], Kinesis], tmp_path: Path
-) -> None:
-    kinesis, sink = make(2), Batches()
-    kinesis.put(*numbered(50))
-    query = start(kinesis.stream(maxRecordsPerTrigger="20"), sink, tmp_path, availableNow=True)
-    assert query.awaitTermination(60)
-    assert sorted(sink.data(), key=int) == numbered(50)
-    assert max(map(len, sink.rows.values())) <= 20
-    assert len(sink.rows) >= 3
-    kinesis.put(*numbered(5, 50))
-    again = Batches()
-    assert start(kinesis.stream(), again, tmp_path, availableNow=True).awaitTermination(60)
-    assert sorted(again.data(), key=int) == numbered(5, 50)
-    assert min(again.rows) == max(sink.rows) + 1
-
-
-@streams
 def test_a_batch_that_was_stopped_comes_again_with_the_same_rows(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
@@ -312,13 +294,27 @@ def test_a_stream_without_records_waits_and_stops_at_once(
 
 
 @streams
-def test_lost_records_end_the_query_with_one_sentence(
+def test_available_now_reads_limited_batches_and_lost_records_end_the_query_with_one_sentence(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
-    kinesis, sink = make(1), Batches()
-    kinesis.put(b"1")
-    assert start(kinesis.stream(), sink, tmp_path, availableNow=True).awaitTermination(60)
-    kinesis.put(b"2")
+    """Four queries with one checkpoint."""
+    kinesis, sink = make(2), Batches()
+
+    def read(given: Batches, **options: str) -> None:
+        query = start(kinesis.stream(**options), given, tmp_path, availableNow=True)
+        assert query.awaitTermination(60)
+
+    kinesis.put(*numbered(50))
+    read(sink, maxRecordsPerTrigger="20")
+    assert sorted(sink.data(), key=int) == numbered(50)
+    assert max(map(len, sink.rows.values())) <= 20
+    assert len(sink.rows) >= 3
+    kinesis.put(*numbered(5, 50))
+    again = Batches()
+    read(again)
+    assert sorted(again.data(), key=int) == numbered(5, 50)
+    assert min(again.rows) == max(sink.rows) + 1
+    kinesis.put(b"lost", key="a")  # its hash is in the first shard
     kinesis.aws.clock.advance(3 * 24 * 3600)  # type: ignore[attr-defined]
     kinesis.put(b"3")
     with pytest.raises(
@@ -326,11 +322,9 @@ def test_lost_records_end_the_query_with_one_sentence(
         match=rf"RecordsLostError: records of {ZERO} of {kinesis.name} after \d+ .* have left "
         r"retention.*failOnDataLoss=false",
     ):
-        start(kinesis.stream(), Batches(), tmp_path, availableNow=True).awaitTermination(60)
+        read(Batches())
     rest = Batches()
-    assert start(
-        kinesis.stream(failOnDataLoss="false"), rest, tmp_path, availableNow=True
-    ).awaitTermination(60)
+    read(rest, failOnDataLoss="false")
     assert rest.data() == [b"3"]
 
 
@@ -359,15 +353,15 @@ def run(frame: DataFrame, checkpoint: Path, name: str, mode: str) -> list[Any]:
     return sorted(tuple(row) for row in frame.sparkSession.table(name).collect())
 
 
+WORDS = (b"1,a", b"2,b", b"3,a", b"12,a", b"13,a", b"13,c")
+
+
 @streams
-def test_stateful_operators(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
+@pytest.mark.long
+def test_distinct_and_counted_words(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
     kinesis = make(2)
-    kinesis.put(b"1,a", b"2,b", b"3,a", b"12,a", b"13,a", b"13,c")
+    kinesis.put(*WORDS)
     at = events(kinesis)
-    windows = (
-        at.withWatermark("at", "5 seconds").groupBy(f.window("at", "10 seconds"), "word").count()
-    )
-    counted = windows.select(f.col("window.start").cast("long"), "word", "count")
     both = at.withWatermark("at", "1 hour").dropDuplicatesWithinWatermark(["word"]).select("word")
     assert run(both, tmp_path / "distinct", "distinct", "append") == [("a",), ("b",), ("c",)]
     assert run(at.groupBy("word").count(), tmp_path / "words", "words", "complete") == [
@@ -375,6 +369,17 @@ def test_stateful_operators(make: Callable[[int], Kinesis], tmp_path: Path) -> N
         ("b", 1),
         ("c", 1),
     ]
+
+
+@streams
+def test_windows_with_a_watermark(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
+    kinesis = make(2)
+    kinesis.put(*WORDS)
+    at = events(kinesis)
+    windows = (
+        at.withWatermark("at", "5 seconds").groupBy(f.window("at", "10 seconds"), "word").count()
+    )
+    counted = windows.select(f.col("window.start").cast("long"), "word", "count")
     query = (
         counted.writeStream.format("memory")
         .queryName("windows")
@@ -384,7 +389,12 @@ def test_stateful_operators(make: Callable[[int], Kinesis], tmp_path: Path) -> N
     )
     query.processAllAvailable()
     kinesis.put(b"30,z")
-    wait_for(lambda: kinesis.spark.table("windows").count() >= 4)
+
+    def are_written() -> bool:
+        query.processAllAvailable()
+        return kinesis.spark.table("windows").count() >= 4
+
+    wait_for(are_written)
     query.stop()
     assert sorted(tuple(row) for row in kinesis.spark.table("windows").collect()) == [
         (0, "a", 2),
