@@ -26,8 +26,8 @@ from kcl_pipeline.leases.codec import (
     MAX_KEY_BYTES,
     MAX_LONG,
     MAX_MILLIS,
+    Document,
     checked_name,
-    record_of,
     string,
 )
 from kcl_pipeline.leases.row import Lease
@@ -68,9 +68,10 @@ class Pause:
     @property
     def value(self) -> AttributeValue:
         """The attribute."""
-        return string(msgspec.json.encode(self, order="deterministic").decode())
+        return string(_PAUSE.text(self))
 
 
+_PAUSE: Final = Document(PAUSE, Pause, MAX_REQUEST, "resume the application")
 UNREADABLE: Final = "an unknown operator (the attribute cannot be read)"
 
 
@@ -102,12 +103,9 @@ def words(text: str) -> str:
 
 
 def _pause_of(value: AttributeValue) -> Pause:
-    text = value.get("S")
-    if not isinstance(text, str) or len(text) > MAX_REQUEST:
-        return Pause(UNREADABLE)
     try:
-        return msgspec.json.decode(text, type=Pause)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return _PAUSE.parsed(str(value["S"]))
+    except (KeyError, UnreadableRowError):
         return Pause(UNREADABLE)
 
 
@@ -330,6 +328,7 @@ def account_and_name_of_arn(arn: str) -> AccountAndName:
 
 Mode = Literal["single_stream", "multi_stream"]
 
+APPLICATION: Final = "kclpApplication"
 MAX_IDENTITY: Final = 300_000
 """Largest number of characters of the record. Its row also has the losses, a replay and requests of
 an operator, together 60,000 characters, and a DynamoDB row has at most 400 KB.
@@ -413,6 +412,14 @@ class _Stored:
     whole_aggregates: bool | None = None
 
 
+_APPLICATION: Final = Document(
+    APPLICATION,
+    _Stored,
+    MAX_IDENTITY,
+    "check it and remove it: the next start records it again, if the leases fit",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
     """An identity that was read. A conditional write compares `text`, the attribute's value.
@@ -438,7 +445,7 @@ def application_text(identity: ApplicationIdentity) -> str:
         identity.changing,
         whole_aggregates=identity.whole_aggregates or None,
     )
-    text = msgspec.json.encode(stored, order="deterministic").decode()
+    text = _APPLICATION.text(stored)
     if len(text) > MAX_IDENTITY:
         raise SettingsError(
             f"the application has {len(identity.streams)} streams, and their record has "
@@ -454,8 +461,7 @@ def application_from_text(text: str) -> ApplicationRecord:
     Raises:
         UnreadableRowError: The value is not an identity.
     """
-    advice = "check it and remove it: the next start records it again, if the leases fit"
-    stored = record_of(text, _Stored, "kclpApplication", MAX_IDENTITY, advice)
+    stored = _APPLICATION.parsed(text)
     try:
         streams = without_kinds(stored.kinds, stored.streams)
         found = ApplicationIdentity(
@@ -466,10 +472,7 @@ def application_from_text(text: str) -> ApplicationRecord:
             whole_aggregates=stored.whole_aggregates,
         )
     except ValueError as error:
-        raise UnreadableRowError(
-            f"the attribute kclpApplication of the row Migration3.0 cannot be read ({error}); "
-            f"{advice}"
-        ) from error
+        raise _APPLICATION.unreadable(error) from error
     return ApplicationRecord(found, text)
 
 
@@ -874,22 +877,14 @@ class Losses:
         return replace(self, acknowledged=number, acknowledged_millis=now_millis)
 
 
-def losses_text(losses: Losses) -> str:
-    """Return the value of the attribute: the same text for the same record."""
-    return msgspec.json.encode(losses, order="deterministic").decode()
+LOSSES: Final = Document(
+    "kclpLosses",
+    Losses,
+    MAX_LOSSES,
+    "check it and remove it: the workers' logs have the losses as records_lost",
+)
 
 
-def losses_from_text(text: str) -> Losses:
-    """Parse the value of the attribute.
-
-    Raises:
-        UnreadableRowError: The value is not a record of losses.
-    """
-    advice = "check it and remove it: the workers' logs have the losses as records_lost"
-    return record_of(text, Losses, "kclpLosses", MAX_LOSSES, advice)
-
-
-REPLAY: Final = "kclpReplay"
 MAX_REPLAY: Final = 20_000
 """Largest number of characters of the attribute."""
 
@@ -927,15 +922,6 @@ class ReplayRecord:
         return datetime.fromtimestamp(self.to_millis / 1000, UTC)
 
 
-def replay_text(record: ReplayRecord) -> str:
-    """Return the value of the attribute: the same text for the same record."""
-    return msgspec.json.encode(record, order="deterministic").decode()
-
-
-def replay_from_text(text: str) -> ReplayRecord:
-    """Parse the value of the attribute.
-
-    Raises:
-        UnreadableRowError: The value is not a record of a replay.
-    """
-    return record_of(text, ReplayRecord, REPLAY, MAX_REPLAY, "begin another replay with another id")
+REPLAY: Final = Document(
+    "kclpReplay", ReplayRecord, MAX_REPLAY, "begin another replay with another id"
+)

@@ -1,4 +1,7 @@
-"""Read the attributes of rows strictly and within limits, and write them.
+"""The codec of all rows: read attributes strictly and within limits, and write them.
+
+A class of rows declares in the annotations of its fields how they are stored (`Attribute`), and
+`RowCodec` converts both ways.
 
 Any client with access to the tables may have written a row. So type, length, range, count and
 characters of every attribute that is used are checked here. A violation is a `ValueError` whose
@@ -11,14 +14,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_type_hints
 
 import msgspec
 
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.store import AttributeValue, Item
+from kcl_pipeline.position import Position
 from kcl_pipeline.text import printable
 
 MAX_LONG: Final = 2**63 - 1
@@ -278,28 +283,6 @@ def _bounded(item: Item, name: str, tag: str, kind: type[_C], most: int, what: s
     return value
 
 
-def record_of(text: str, kind: type[_T], name: str, most: int, advice: str) -> _T:
-    """Parse an attribute of the client-version row that is a JSON document.
-
-    Args:
-        text: Value of the attribute.
-        kind: Type of the document.
-        name: Name of the attribute.
-        most: Largest number of characters.
-        advice: End of the message: what an operator does about an unreadable record.
-
-    Raises:
-        UnreadableRowError: The value is not such a document.
-    """
-    about = f"the attribute {name} of the row Migration3.0"
-    if len(text) > most:
-        raise UnreadableRowError(f"{about} has {len(text)} characters, more than {most}")
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise UnreadableRowError(f"{about} cannot be read ({error}); {advice}") from error
-
-
 def _value(item: Item, name: str, kind: str) -> Any:
     attribute: Any = item.get(name)
     return attribute.get(kind) if isinstance(attribute, dict) else None
@@ -346,3 +329,157 @@ def string_set(values: Iterable[str]) -> AttributeValue:
     if not texts or not all(texts):
         raise ValueError("a string set needs at least one string, and no empty one")
     return {"SS": texts}
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """How one value is stored: in an attribute, or in the two of a position or a range.
+
+    Attributes:
+        name: The attribute; the first one of two.
+        read: Returns the value. None: it is absent, or of another type. Raises `ValueError` outside
+            of its limits.
+        write: Returns the attributes of a value that is not None. An empty set has none.
+    """
+
+    name: str
+    read: Callable[[Item], Any]
+    write: Callable[[Any], Item]
+
+
+def a_name(name: str, most_bytes: int = MAX_NAME_CHARACTERS) -> Attribute:
+    """Return an S attribute with a name; see `name_of`."""
+    return Attribute(
+        name, lambda item: name_of(item, name, most_bytes), lambda value: {name: string(value)}
+    )
+
+
+def a_whole(name: str, most: int = MAX_LONG) -> Attribute:
+    """Return an N attribute with a whole number; see `int_of`."""
+    return Attribute(
+        name, lambda item: int_of(item, name, most=most), lambda value: {name: number(value)}
+    )
+
+
+def a_position(name: str, sub_name: str) -> Attribute:
+    """Return the S and N attributes of a position. A missing sub-sequence number is 0."""
+
+    def read(item: Item) -> Position | None:
+        text = text_of(item, name)
+        return None if text is None else Position(text, int_of(item, sub_name) or 0)
+
+    def write(position: Position) -> Item:
+        return {
+            name: string(position.sequence_number),
+            sub_name: number(position.sub_sequence_number),
+        }
+
+    return Attribute(name, read, write)
+
+
+def some_shard_ids(name: str) -> Attribute:
+    """Return an SS attribute of shard ids; see `shard_ids_of`."""
+    return Attribute(
+        name,
+        lambda item: shard_ids_of(item, name),
+        lambda ids: {name: string_set(ids)} if ids else {},
+    )
+
+
+REQUIRED: Final = "required"
+"""In the annotation of a field: a row without its attribute cannot be read."""
+
+
+class RowCodec(Generic[_T]):
+    """Converts rows from and to the values of a dataclass.
+
+    A field that is stored has its `Attribute` in its annotation.
+
+    Args:
+        kind: The class.
+    """
+
+    def __init__(self, kind: type[_T]) -> None:
+        self._kind = kind
+        self._attributes: dict[str, Attribute] = {}
+        self._readers: list[tuple[str, Callable[[Item], Any], str | None]] = []
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            metadata = getattr(hint, "__metadata__", ())
+            for one in metadata:
+                if isinstance(one, Attribute):
+                    self._attributes[name] = one
+                    self._readers.append(
+                        (name, one.read, one.name if REQUIRED in metadata else None)
+                    )
+
+    def read(self, item: Item, **values: Any) -> _T:
+        """Return the values of a row.
+
+        Args:
+            item: The row.
+            values: Values of fields that are not stored.
+
+        Raises:
+            ValueError: An attribute is missing, or outside of its limits. Use in `readable`.
+        """
+        for name, read, required_name in self._readers:
+            value = read(item)
+            if value is not None:
+                values[name] = value
+            elif required_name is not None:
+                required(value, required_name)
+        return self._kind(**values)
+
+    def write(self, row: _T, *names: str) -> Item:
+        """Return the attributes of a row: those of these fields, or of all."""
+        return self.attributes(**{name: getattr(row, name) for name in names or self._attributes})
+
+    def attributes(self, **values: Any) -> Item:
+        """Return the attributes of single values. None has none."""
+        item: Item = {}
+        for name, value in values.items():
+            if value is not None:
+                item |= self._attributes[name].write(value)
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class Document(Generic[_T]):
+    """A JSON document in one attribute of the client-version row.
+
+    Attributes:
+        name: The attribute.
+        kind: Type of the document.
+        most: Largest number of characters.
+        advice: What an operator does about one that cannot be read.
+    """
+
+    name: str
+    kind: type[_T]
+    most: int
+    advice: str
+
+    def text(self, document: _T) -> str:
+        """Return the value of the attribute: the same text for the same document."""
+        return msgspec.json.encode(document, order="deterministic").decode()
+
+    def parsed(self, text: str) -> _T:
+        """Return the document.
+
+        Raises:
+            UnreadableRowError: The value is not such a document.
+        """
+        if len(text) > self.most:
+            raise UnreadableRowError(
+                f"the attribute {self.name} of the row Migration3.0 has {len(text)} characters, "
+                f"more than {self.most}"
+            )
+        try:
+            return msgspec.json.decode(text, type=self.kind)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            raise self.unreadable(error) from error
+
+    def unreadable(self, error: Exception) -> UnreadableRowError:
+        """Return the error of a document that cannot be used."""
+        about = f"the attribute {self.name} of the row Migration3.0 cannot be read"
+        return UnreadableRowError(f"{about} ({error}); {self.advice}")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Any, Final
 
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.leases.application import (
+    APPLICATION,
+    LOSSES,
     PAUSE,
     REPLAY,
     ApplicationIdentity,
@@ -24,19 +26,17 @@ from kcl_pipeline.leases.application import (
     application_from_text,
     application_text,
     control_of,
-    losses_from_text,
-    losses_text,
-    replay_from_text,
-    replay_text,
 )
 from kcl_pipeline.leases.codec import (
     LEADER_KEY,
     MAX_KEY_BYTES,
     MIGRATION_KEY,
-    int_of,
+    REQUIRED,
+    Attribute,
+    RowCodec,
+    a_name,
+    a_whole,
     list_of,
-    name_of,
-    number,
     readable,
     required,
     string,
@@ -59,6 +59,50 @@ from kcl_pipeline.leases.store import (
 )
 from kcl_pipeline.text import printable
 
+LEADER_ENTITY: Final = "LEADER"
+LOCK_OWNER: Final = "ownerName"
+LOCK_DURATION: Final = "leaseDuration"
+LOCK_VERSION: Final = "recordVersionNumber"
+LOCK_RELEASED: Final = "isReleased"
+LOCK_ATTRIBUTES: Final = (LOCK_OWNER, LOCK_DURATION, LOCK_VERSION, LOCK_RELEASED)
+
+MIGRATION_ENTITY: Final = "CLIENT_VERSION_MIGRATION"
+CLIENT_VERSION: Final = "cv"
+MODIFIED_BY: Final = "mb"
+MODIFIED_MILLIS: Final = "mts"
+HISTORY: Final = "h"
+HISTORY_LENGTH: Final = 10
+MAX_HISTORY: Final = 100
+"""Largest number of past client versions (our own limit; KCL keeps ten)."""
+_MILLIS: Final = re.compile(r"[0-9]{1,19}")
+
+
+def _read_duration(item: Item) -> int | None:
+    text = text_of(item, LOCK_DURATION)
+    if text is None:
+        return None
+    millis = int(text) if _MILLIS.fullmatch(text) else 0
+    # A longer one would prevent a new leader for too long
+    if not 0 < millis <= MAX_LOCK_DURATION_MILLIS:
+        raise ValueError(
+            f"{LOCK_DURATION} is '{printable(text, 50)}', not milliseconds from 1 to "
+            f"{MAX_LOCK_DURATION_MILLIS}"
+        )
+    return millis
+
+
+_DURATION: Final = Attribute(
+    # A string, as in the Java lock library
+    LOCK_DURATION,
+    _read_duration,
+    lambda millis: {LOCK_DURATION: string(str(millis))},
+)
+_RELEASED: Final = Attribute(
+    LOCK_RELEASED,
+    lambda item: text_of(item, LOCK_RELEASED) == "1",
+    lambda is_released: {LOCK_RELEASED: string("1")} if is_released else {},
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LeaderLock:
@@ -71,10 +115,13 @@ class LeaderLock:
         is_released: Whether the owner has released the lock.
     """
 
-    owner_name: str
-    lease_duration_millis: int
-    version: str
-    is_released: bool = False
+    owner_name: Annotated[str, a_name(LOCK_OWNER, MAX_KEY_BYTES), REQUIRED]
+    lease_duration_millis: Annotated[int, _DURATION, REQUIRED]
+    version: Annotated[str, a_name(LOCK_VERSION), REQUIRED]
+    is_released: Annotated[bool, _RELEASED] = False
+
+
+LOCK_ROW: Final = RowCodec(LeaderLock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +140,28 @@ class UnreadableLock:
 
 StateChange = tuple[str, str, int]
 """A state, the worker that wrote it, and when, in epoch milliseconds."""
+_CHANGE: Final = (
+    a_name(CLIENT_VERSION),
+    a_name(MODIFIED_BY, MAX_KEY_BYTES),
+    a_whole(MODIFIED_MILLIS),
+)
+"""How a state change is stored: in the row, and in each entry of its history."""
+
+
+def _read_history(item: Item) -> tuple[StateChange, ...]:
+    maps = [entry["M"] for entry in list_of(item, HISTORY, MAX_HISTORY) if "M" in entry]
+    changes: Any = [tuple(required(one.read(map_), one.name) for one in _CHANGE) for map_ in maps]
+    return tuple(changes)
+
+
+def _write_history(history: Sequence[StateChange]) -> Item:
+    entries: list[Item] = []
+    for change in history[:HISTORY_LENGTH]:
+        entry: Item = {}
+        for one, value in zip(_CHANGE, change, strict=True):
+            entry |= one.write(value)
+        entries.append(entry)
+    return {HISTORY: {"L": [{"M": entry} for entry in entries]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,77 +172,28 @@ class MigrationState:
         client_version: The client version (`cv`).
         modified_by: The worker that wrote it (`mb`).
         modified_millis: When, in epoch milliseconds (`mts`).
-        history: Former states (cv, mb, mts), newest first, at most ten.
+        history: Former states (cv, mb, mts), newest first. At most ten are written.
     """
 
-    client_version: str
-    modified_by: str
-    modified_millis: int
-    history: tuple[StateChange, ...] = ()
+    client_version: Annotated[str, _CHANGE[0], REQUIRED]
+    modified_by: Annotated[str, _CHANGE[1], REQUIRED]
+    modified_millis: Annotated[int, _CHANGE[2], REQUIRED]
+    history: Annotated[
+        tuple[StateChange, ...], Attribute(HISTORY, _read_history, _write_history)
+    ] = ()
 
 
-LEADER_ENTITY: Final = "LEADER"
-LOCK_OWNER: Final = "ownerName"
-LOCK_DURATION: Final = "leaseDuration"
-LOCK_VERSION: Final = "recordVersionNumber"
-LOCK_RELEASED: Final = "isReleased"
-LOCK_ATTRIBUTES: Final = (LOCK_OWNER, LOCK_DURATION, LOCK_VERSION, LOCK_RELEASED)
-
-MIGRATION_ENTITY: Final = "CLIENT_VERSION_MIGRATION"
-CLIENT_VERSION: Final = "cv"
-MODIFIED_BY: Final = "mb"
-MODIFIED_MILLIS: Final = "mts"
-HISTORY: Final = "h"
-HISTORY_LENGTH: Final = 10
-APPLICATION: Final = "kclpApplication"
-LOSSES: Final = "kclpLosses"
-MAX_HISTORY: Final = 100
-"""Largest number of past client versions (our own limit; KCL keeps ten)."""
-_DURATION: Final = re.compile(r"[0-9]{1,19}")
-
-
-def lock_to_item(lock: LeaderLock, key_name: str) -> Item:
-    """Return the complete lock row. The duration is a string, as in the Java lock library."""
-    return {
-        key_name: string(LEADER_KEY),
-        ENTITY_TYPE: string(LEADER_ENTITY),
-        LOCK_OWNER: string(lock.owner_name),
-        LOCK_DURATION: string(str(lock.lease_duration_millis)),
-        LOCK_VERSION: string(lock.version),
-        **({LOCK_RELEASED: string("1")} if lock.is_released else {}),
-    }
+MIGRATION_ROW: Final = RowCodec(MigrationState)
 
 
 def lock_from_item(item: Item) -> LeaderLock:
     """Parse the lock row.
 
     Raises:
-        UnreadableRowError: Owner, duration or version are missing or outside their limits. A
-            duration above `MAX_LOCK_DURATION_MILLIS` would prevent a new leader for too long.
+        UnreadableRowError: Owner, duration or version are missing or outside their limits.
     """
     with readable(f"the row {LEADER_KEY} is not a leader lock that can be read"):
-        return LeaderLock(
-            owner_name=required(name_of(item, LOCK_OWNER, MAX_KEY_BYTES), LOCK_OWNER),
-            lease_duration_millis=_duration(required(text_of(item, LOCK_DURATION), LOCK_DURATION)),
-            version=required(name_of(item, LOCK_VERSION), LOCK_VERSION),
-            is_released=text_of(item, LOCK_RELEASED) == "1",
-        )
-
-
-def _duration(text: str) -> int:
-    millis = int(text) if _DURATION.fullmatch(text) else 0
-    if not 0 < millis <= MAX_LOCK_DURATION_MILLIS:
-        raise ValueError(
-            f"{LOCK_DURATION} is '{printable(text, 50)}', not milliseconds from 1 to "
-            f"{MAX_LOCK_DURATION_MILLIS}"
-        )
-    return millis
-
-
-def migration_attributes(state: MigrationState) -> Item:
-    """Return the attributes of the client-version row. The history is cut to ten entries."""
-    current = (state.client_version, state.modified_by, state.modified_millis)
-    return changed_state_attributes(MIGRATION_ENTITY, CLIENT_VERSION, current, state.history)
+        return LOCK_ROW.read(item)
 
 
 def migration_from_item(item: Item) -> MigrationState:
@@ -183,51 +203,7 @@ def migration_from_item(item: Item) -> MigrationState:
         UnreadableRowError: `cv`, `mb` or `mts` are missing or invalid.
     """
     with readable(f"the row {MIGRATION_KEY} is not a client version that can be read"):
-        current, history = changed_state_of(item, CLIENT_VERSION)
-        return MigrationState(*current, history=history)
-
-
-def changed_state_attributes(
-    entity: str, name: str, current: StateChange, history: Sequence[StateChange]
-) -> Item:
-    """Return the attributes of a row with a state, who wrote it, when, and the states before.
-
-    Args:
-        entity: Type of the row.
-        name: Attribute of the state.
-        current: The state.
-        history: The states before, newest first. It is cut to ten entries.
-    """
-    before = [{"M": _change_attributes(name, change)} for change in history[:HISTORY_LENGTH]]
-    return {
-        ENTITY_TYPE: string(entity),
-        **_change_attributes(name, current),
-        HISTORY: {"L": before},
-    }
-
-
-def changed_state_of(item: Item, name: str) -> tuple[StateChange, tuple[StateChange, ...]]:
-    """Return the state of such a row and the states before. Use in `readable`."""
-    entries = list_of(item, HISTORY, MAX_HISTORY)
-    history = tuple(_change_of(entry["M"], name) for entry in entries if "M" in entry)
-    return _change_of(item, name), history
-
-
-def _change_attributes(name: str, change: StateChange) -> Item:
-    state, modified_by, modified_millis = change
-    return {
-        name: string(state),
-        MODIFIED_BY: string(modified_by),
-        MODIFIED_MILLIS: number(modified_millis),
-    }
-
-
-def _change_of(item: Item, name: str) -> StateChange:
-    return (
-        required(name_of(item, name), name),
-        required(name_of(item, MODIFIED_BY, MAX_KEY_BYTES), MODIFIED_BY),
-        required(int_of(item, MODIFIED_MILLIS), MODIFIED_MILLIS),
-    )
+        return MIGRATION_ROW.read(item)
 
 
 LOSS_ATTEMPTS: Final = 10
@@ -291,7 +267,8 @@ class CoordinatorStateTable:
             Whether the condition held.
         """
         key = self._store.key_name
-        item = lock_to_item(lock, key)
+        names = {key: string(LEADER_KEY), ENTITY_TYPE: string(LEADER_ENTITY)}
+        item = names | LOCK_ROW.write(lock)
         outcome = self._store.put(item, _replaceable(key, replacing))
         return outcome.applied or same_item(outcome.item, item)
 
@@ -300,10 +277,7 @@ class CoordinatorStateTable:
 
         Applied if the row has owner and new version.
         """
-        put = {
-            LOCK_DURATION: string(str(lock.lease_duration_millis)),
-            LOCK_VERSION: string(version),
-        }
+        put = LOCK_ROW.attributes(lease_duration_millis=lock.lease_duration_millis, version=version)
         outcome = self._store.update(LEADER_KEY, self.held_conditions(lock), Changes(put))
         return outcome.applied or _has(outcome, {LOCK_OWNER: string(lock.owner_name), **put})
 
@@ -350,7 +324,7 @@ class CoordinatorStateTable:
         Applied if the row has these attributes.
         """
         key = self._store.key_name
-        attributes = migration_attributes(state)
+        attributes = {ENTITY_TYPE: string(MIGRATION_ENTITY)} | MIGRATION_ROW.write(state)
         if replacing is None:
             outcome = self._store.put({key: string(MIGRATION_KEY), **attributes}, [Absent(key)])
         else:
@@ -367,11 +341,11 @@ class CoordinatorStateTable:
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        item = self._store.get(MIGRATION_KEY)
-        if item is None or APPLICATION not in item:
-            return None
-        found = application_from_text(text_of(item, APPLICATION) or "")
-        return replace(found, control=control_of(item))
+        item = self._store.get(MIGRATION_KEY) or {}
+        text = _document_of(item, APPLICATION)
+        return (
+            None if text is None else replace(application_from_text(text), control=control_of(item))
+        )
 
     def put_application(
         self, identity: ApplicationIdentity, *, replacing: ApplicationRecord | None
@@ -421,10 +395,8 @@ class CoordinatorStateTable:
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        item = self._store.get(MIGRATION_KEY)
-        if item is None or REPLAY not in item:
-            return None
-        return replay_from_text(text_of(item, REPLAY) or "")
+        text = self._document(REPLAY.name)
+        return None if text is None else REPLAY.parsed(text)
 
     def put_replay(self, record: ReplayRecord, *, replacing: ReplayRecord | None) -> bool:
         """Record what this application replays, if the record equals `replacing`.
@@ -434,8 +406,8 @@ class CoordinatorStateTable:
 
         Applied if the attribute has this value.
         """
-        before = None if replacing is None else string(replay_text(replacing))
-        return self._put_attribute(REPLAY, string(replay_text(record)), before)
+        before = None if replacing is None else string(REPLAY.text(replacing))
+        return self._put_attribute(REPLAY.name, string(REPLAY.text(record)), before)
 
     def read_losses(self) -> Losses:
         """Return the recorded losses; without a record an empty one. Strongly consistent.
@@ -443,8 +415,8 @@ class CoordinatorStateTable:
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        text = self._losses_text()
-        return Losses() if text is None else losses_from_text(text)
+        text = self._document(LOSSES.name)
+        return Losses() if text is None else LOSSES.parsed(text)
 
     def change_losses(self, change: Callable[[Losses], Losses]) -> Losses:
         """Change the record of losses by conditional writes, and return it.
@@ -460,11 +432,11 @@ class CoordinatorStateTable:
             UnreadableRowError: The record cannot be read.
         """
         for _ in range(LOSS_ATTEMPTS):
-            text = self._losses_text()
-            read = Losses() if text is None else losses_from_text(text)
+            text = self._document(LOSSES.name)
+            read = Losses() if text is None else LOSSES.parsed(text)
             changed = change(read)
-            before = None if text is None else string(text)
-            if changed == read or self._put_attribute(LOSSES, string(losses_text(changed)), before):
+            before, after = None if text is None else string(text), string(LOSSES.text(changed))
+            if changed == read or self._put_attribute(LOSSES.name, after, before):
                 return changed
         raise UnavailableError(
             f"the lost records were not recorded in the row Migration3.0 of the table {self.name}: "
@@ -472,11 +444,8 @@ class CoordinatorStateTable:
             operation="UpdateItem",
         )
 
-    def _losses_text(self) -> str | None:
-        item = self._store.get(MIGRATION_KEY)
-        if item is None or LOSSES not in item:
-            return None
-        return text_of(item, LOSSES) or ""
+    def _document(self, name: str) -> str | None:
+        return _document_of(self._store.get(MIGRATION_KEY) or {}, name)
 
     def _put_attribute(
         self, name: str, value: AttributeValue | None, before: AttributeValue | None
@@ -490,6 +459,11 @@ class CoordinatorStateTable:
         if outcome.applied or outcome.item is None:
             return outcome.applied
         return same_value(outcome.item.get(name), value)
+
+
+def _document_of(item: Item, name: str) -> str | None:
+    """Return the text of a document in a row; empty if it has another type. None: there is none."""
+    return text_of(item, name) or "" if name in item else None
 
 
 def _replaceable(key: str, lock: LeaderLock | UnreadableLock | None) -> list[Condition]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from kcl_pipeline.events import EventSink, RowRejected
 from kcl_pipeline.leases.codec import (
@@ -15,25 +15,131 @@ from kcl_pipeline.leases.codec import (
     MAX_COUNTER,
     MAX_KEY_BYTES,
     MAX_MILLIS,
+    REQUIRED,
+    Attribute,
+    RowCodec,
+    a_name,
+    a_position,
+    a_whole,
     bytes_of,
     check_size,
     checked_name,
     checked_shard_id,
     float_of,
-    int_of,
     name_of,
     number,
     readable,
-    required,
-    shard_ids_of,
+    some_shard_ids,
     string,
-    string_set,
     text_of,
 )
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.text import printable
+
+LEASE_KEY: Final = "leaseKey"
+ENTITY_TYPE: Final = "entityType"
+LEASE_ENTITY: Final = "LEASE"
+OWNER: Final = "leaseOwner"
+COUNTER: Final = "leaseCounter"
+OWNER_SWITCHES: Final = "ownerSwitchesSinceCheckpoint"
+CHECKPOINT: Final = "checkpoint"
+CHECKPOINT_SUB: Final = "checkpointSubSequenceNumber"
+PENDING: Final = "pendingCheckpoint"
+PENDING_SUB: Final = "pendingCheckpointSubSequenceNumber"
+PENDING_STATE: Final = "pendingCheckpointState"
+PARENTS: Final = "parentShardId"
+CHILDREN: Final = "childShardIds"
+STARTING_HASH_KEY: Final = "startingHashKey"
+ENDING_HASH_KEY: Final = "endingHashKey"
+THROUGHPUT: Final = "throughputKBps"
+CHECKPOINT_OWNER: Final = "checkpointOwner"
+STREAM: Final = "streamName"
+SHARD_ID: Final = "shardId"
+STREAM_CREATED: Final = "kclpStreamCreated"
+READ_UP_TO: Final = "kclpReadUpTo"
+INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
+TABLE: Final = "kclpTable"
+SEEK: Final = "kclpSeek"
+"""Identifies the last seek of an operator, so that a repeated write is recognised."""
+_HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
+"""A hash key has 128 bits, so at most 39 digits (Kinesis)."""
+
+_STREAM_OF_KEY: Final = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_.-]{1,128}:[0-9]{1,20}")
+"""The stream in a multi-stream lease key: account, name, creation epoch (protocol §1.3).
+
+The name has Kinesis' pattern of StreamName. 20 digits are our own limit for the numbers.
+"""
+
+MAX_THROUGHPUT_KBPS: Final = 1e9
+"""Largest throughput of a lease (our own limit, a terabyte per second). The planner adds them."""
+
+
+def _read_key(item: Item) -> str | None:
+    key = text_of(item, LEASE_KEY)
+    if key is None:
+        return None
+    checked_name(key, LEASE_KEY, MAX_KEY_BYTES)
+    stream, colon, shard_id = key.rpartition(":")
+    checked_shard_id(shard_id, LEASE_KEY)
+    if colon and not _STREAM_OF_KEY.fullmatch(stream):
+        raise ValueError(f"{LEASE_KEY} begins with '{printable(stream)}', which is not a stream")
+    return key
+
+
+def _read_stream(item: Item) -> str | None:
+    stream, _, _ = (text_of(item, LEASE_KEY) or "").rpartition(":")
+    attribute = text_of(item, STREAM)
+    if attribute is not None and attribute != stream:
+        raise ValueError(f"{STREAM} is '{printable(attribute)}', but the key has another stream")
+    return stream or None
+
+
+def _read_hash_range(item: Item) -> HashKeyRange | None:
+    start, end = text_of(item, STARTING_HASH_KEY), text_of(item, ENDING_HASH_KEY)
+    if start is None and end is None:
+        return None
+    if start is None or end is None:
+        raise ValueError("the hash range has only one end")
+    if not (_HASH_KEY.fullmatch(start) and _HASH_KEY.fullmatch(end)):
+        shown = f"{printable(start, 50)}..{printable(end, 50)}"
+        raise ValueError(f"the hash range {shown} is not made of hash keys")
+    return HashKeyRange(int(start), int(end))
+
+
+def _write_hash_range(keys: HashKeyRange) -> Item:
+    return {STARTING_HASH_KEY: string(str(keys.start)), ENDING_HASH_KEY: string(str(keys.end))}
+
+
+def _read_mark(item: Item) -> Position | None:
+    text = name_of(item, TABLE)
+    if text is None:
+        return None
+    sequence_number, _, sub = text.partition(" ")
+    if not (sequence_number.isdigit() and sub.isdigit()):
+        raise ValueError("the mark of the table has another form")
+    return Position(sequence_number, int(sub))
+
+
+def _write_mark(mark: Position) -> Item:
+    return {TABLE: string(f"{mark.sequence_number} {mark.sub_sequence_number}")}
+
+
+_KEY: Final = Attribute(LEASE_KEY, _read_key, lambda key: {LEASE_KEY: string(key)})
+_STREAM: Final = Attribute(STREAM, _read_stream, lambda stream: {STREAM: string(stream)})
+_HASH_RANGE: Final = Attribute(STARTING_HASH_KEY, _read_hash_range, _write_hash_range)
+_MARK: Final = Attribute(TABLE, _read_mark, _write_mark)
+_STATE: Final = Attribute(
+    PENDING_STATE,
+    lambda item: bytes_of(item, PENDING_STATE),
+    lambda state: {PENDING_STATE: {"B": state}} if state else {},
+)
+_KBPS: Final = Attribute(
+    THROUGHPUT,
+    lambda item: float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
+    lambda kbps: {THROUGHPUT: number(float(kbps))},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +176,25 @@ class Lease:
             seek or another sink followed it, or the sink stores no positions.
     """
 
-    lease_key: str
-    checkpoint: Position
-    counter: int = 0
-    owner: str | None = None
-    checkpoint_owner: str | None = None
-    owner_switches_since_checkpoint: int = 0
-    pending_checkpoint: Position | None = None
-    pending_checkpoint_state: bytes | None = None
-    parent_shard_ids: frozenset[str] = frozenset()
-    child_shard_ids: frozenset[str] = frozenset()
-    hash_key_range: HashKeyRange | None = None
-    throughput_kbps: float | None = None
-    stream: str | None = None
-    recreated_millis: int | None = None
-    read_up_to_millis: int | None = None
-    initial_millis: int | None = None
-    table_mark: Position | None = None
+    lease_key: Annotated[str, _KEY, REQUIRED]
+    checkpoint: Annotated[Position, a_position(CHECKPOINT, CHECKPOINT_SUB), REQUIRED]
+    counter: Annotated[int, a_whole(COUNTER, MAX_COUNTER), REQUIRED] = 0
+    owner: Annotated[str | None, a_name(OWNER, MAX_KEY_BYTES)] = None
+    checkpoint_owner: Annotated[str | None, a_name(CHECKPOINT_OWNER, MAX_KEY_BYTES)] = None
+    owner_switches_since_checkpoint: Annotated[
+        int, a_whole(OWNER_SWITCHES, MAX_COUNTER), REQUIRED
+    ] = 0
+    pending_checkpoint: Annotated[Position | None, a_position(PENDING, PENDING_SUB)] = None
+    pending_checkpoint_state: Annotated[bytes | None, _STATE] = None
+    parent_shard_ids: Annotated[frozenset[str], some_shard_ids(PARENTS)] = frozenset()
+    child_shard_ids: Annotated[frozenset[str], some_shard_ids(CHILDREN)] = frozenset()
+    hash_key_range: Annotated[HashKeyRange | None, _HASH_RANGE] = None
+    throughput_kbps: Annotated[float | None, _KBPS] = None
+    stream: Annotated[str | None, _STREAM] = None
+    recreated_millis: Annotated[int | None, a_whole(STREAM_CREATED)] = None
+    read_up_to_millis: Annotated[int | None, a_whole(READ_UP_TO)] = None
+    initial_millis: Annotated[int | None, a_whole(INITIAL_TIMESTAMP, MAX_MILLIS)] = None
+    table_mark: Annotated[Position | None, _MARK] = None
 
     @property
     def unique_key(self) -> str:
@@ -134,6 +242,50 @@ class Lease:
     def key_of_sibling(self, shard_id: str) -> str:
         """Return the lease key of another shard of the same stream."""
         return shard_id if self.stream is None else f"{self.stream}:{shard_id}"
+
+
+LEASE_ROW: Final = RowCodec(Lease)
+
+
+def stream_attributes(lease: Lease) -> Item:
+    """Return the two attributes that only multi-stream rows have: stream and shard id."""
+    if lease.stream is None:
+        return {}
+    return LEASE_ROW.attributes(stream=lease.stream) | {SHARD_ID: string(lease.shard_id)}
+
+
+def lease_to_item(lease: Lease) -> Item:
+    """Return the complete row of a lease, as it is put when the lease is created."""
+    item = LEASE_ROW.write(lease) | stream_attributes(lease)
+    if lease.pending_checkpoint is None:  # the state is that of a pending checkpoint
+        item.pop(PENDING_STATE, None)
+    return item | {ENTITY_TYPE: string(LEASE_ENTITY)}
+
+
+def is_lease(item: Item) -> bool:
+    """Return whether the row is a lease: `entityType` is LEASE, or missing (KCL before 3.5).
+
+    A row of the coordinator state without `entityType` is recognised by its key (protocol §3.1).
+    """
+    entity = text_of(item, ENTITY_TYPE)
+    if entity is None:
+        return text_of(item, LEASE_KEY) not in COORDINATOR_KEYS
+    return entity == LEASE_ENTITY
+
+
+def lease_from_item(item: Item) -> Lease:
+    """Return the lease of a row that `is_lease`.
+
+    Raises:
+        UnreadableRowError: The row cannot be read. The message says why.
+    """
+    with readable(lambda: f"the row {_shown_key(item)} is not a lease that can be read"):
+        check_size(item)
+        return LEASE_ROW.read(item)
+
+
+def _shown_key(item: Item) -> str:
+    return printable(text_of(item, LEASE_KEY) or "without a key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,211 +352,6 @@ def other_form(lease: Lease, *, multi_stream: bool) -> str | None:
         f"the lease {lease.lease_key} has the stream {lease.stream} in its key: it is of a "
         "multi-stream application, but the setting streams names one stream"
     )
-
-
-LEASE_KEY: Final = "leaseKey"
-ENTITY_TYPE: Final = "entityType"
-LEASE_ENTITY: Final = "LEASE"
-OWNER: Final = "leaseOwner"
-COUNTER: Final = "leaseCounter"
-OWNER_SWITCHES: Final = "ownerSwitchesSinceCheckpoint"
-CHECKPOINT: Final = "checkpoint"
-CHECKPOINT_SUB: Final = "checkpointSubSequenceNumber"
-PENDING: Final = "pendingCheckpoint"
-PENDING_SUB: Final = "pendingCheckpointSubSequenceNumber"
-PENDING_STATE: Final = "pendingCheckpointState"
-PARENTS: Final = "parentShardId"
-CHILDREN: Final = "childShardIds"
-STARTING_HASH_KEY: Final = "startingHashKey"
-ENDING_HASH_KEY: Final = "endingHashKey"
-THROUGHPUT: Final = "throughputKBps"
-CHECKPOINT_OWNER: Final = "checkpointOwner"
-STREAM: Final = "streamName"
-SHARD_ID: Final = "shardId"
-STREAM_CREATED: Final = "kclpStreamCreated"
-READ_UP_TO: Final = "kclpReadUpTo"
-INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
-TABLE: Final = "kclpTable"
-SEEK: Final = "kclpSeek"
-"""Identifies the last seek of an operator, so that a repeated write is recognised."""
-_HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
-"""A hash key has 128 bits, so at most 39 digits (Kinesis)."""
-
-_STREAM_OF_KEY: Final = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_.-]{1,128}:[0-9]{1,20}")
-"""The stream in a multi-stream lease key: account, name, creation epoch (protocol §1.3).
-
-The name has Kinesis' pattern of StreamName. 20 digits are our own limit for the numbers.
-"""
-
-MAX_THROUGHPUT_KBPS: Final = 1e9
-"""Largest throughput of a lease (our own limit, a terabyte per second). The planner adds them."""
-
-
-def position_attributes(name: str, sub_name: str, position: Position) -> Item:
-    """Return the two attributes of a position."""
-    return {name: string(position.sequence_number), sub_name: number(position.sub_sequence_number)}
-
-
-def pending_attributes(pending: Position | None, state: bytes | None) -> Item:
-    """Return the attributes of a pending checkpoint; none without one."""
-    if pending is None:
-        return {}
-    return position_attributes(PENDING, PENDING_SUB, pending) | (
-        {PENDING_STATE: {"B": state}} if state else {}
-    )
-
-
-def shard_attributes(lease: Lease) -> Item:
-    """Return the children and the hash range, as far as they are known."""
-    children = {CHILDREN: string_set(lease.child_shard_ids)} if lease.child_shard_ids else {}
-    if lease.hash_key_range is None:
-        return children
-    return children | hash_range_attributes(lease.hash_key_range)
-
-
-def observed_attributes(throughput_kbps: float | None, read_up_to_millis: int | None) -> Item:
-    """Return the attributes that report what the owner has read."""
-    kbps = None if throughput_kbps is None else float(throughput_kbps)
-    observed = {THROUGHPUT: kbps, READ_UP_TO: read_up_to_millis}
-    return {name: number(value) for name, value in observed.items() if value is not None}
-
-
-def table_attributes(mark: Position | None) -> Item:
-    """Return the attribute of the mark of the table; none without one."""
-    if mark is None:
-        return {}
-    return {TABLE: string(f"{mark.sequence_number} {mark.sub_sequence_number}")}
-
-
-def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
-    """Return the two attributes of a hash range, as decimal strings."""
-    return {
-        STARTING_HASH_KEY: string(str(hash_key_range.start)),
-        ENDING_HASH_KEY: string(str(hash_key_range.end)),
-    }
-
-
-def stream_attributes(lease: Lease) -> Item:
-    """Return the two attributes that only multi-stream rows have: stream and shard id."""
-    return (
-        {}
-        if lease.stream is None
-        else {STREAM: string(lease.stream), SHARD_ID: string(lease.shard_id)}
-    )
-
-
-def lease_to_item(lease: Lease) -> Item:
-    """Return the complete row of a lease, as it is put when the lease is created."""
-    numbers = {STREAM_CREATED: lease.recreated_millis, INITIAL_TIMESTAMP: lease.initial_millis}
-    owners = {OWNER: lease.owner, CHECKPOINT_OWNER: lease.checkpoint_owner}
-    parents = lease.parent_shard_ids
-    return {
-        LEASE_KEY: string(lease.lease_key),
-        ENTITY_TYPE: string(LEASE_ENTITY),
-        COUNTER: number(lease.counter),
-        OWNER_SWITCHES: number(lease.owner_switches_since_checkpoint),
-        **position_attributes(CHECKPOINT, CHECKPOINT_SUB, lease.checkpoint),
-        **stream_attributes(lease),
-        **{name: number(value) for name, value in numbers.items() if value is not None},
-        **table_attributes(lease.table_mark),
-        **{name: string(value) for name, value in owners.items() if value is not None},
-        **pending_attributes(lease.pending_checkpoint, lease.pending_checkpoint_state),
-        **({PARENTS: string_set(parents)} if parents else {}),
-        **shard_attributes(lease),
-        **observed_attributes(lease.throughput_kbps, lease.read_up_to_millis),
-    }
-
-
-def is_lease(item: Item) -> bool:
-    """Return whether the row is a lease: `entityType` is LEASE, or missing (KCL before 3.5).
-
-    A row of the coordinator state without `entityType` is recognised by its key (protocol §3.1).
-    """
-    entity = text_of(item, ENTITY_TYPE)
-    if entity is None:
-        return text_of(item, LEASE_KEY) not in COORDINATOR_KEYS
-    return entity == LEASE_ENTITY
-
-
-def lease_from_item(item: Item) -> Lease:
-    """Return the lease of a row that `is_lease`.
-
-    Raises:
-        UnreadableRowError: The row cannot be read. The message says why.
-    """
-    with readable(lambda: f"the row {_shown_key(item)} is not a lease that can be read"):
-        check_size(item)
-        key = required(text_of(item, LEASE_KEY), LEASE_KEY)
-        stream = _stream_of_key(key, item)
-        checkpoint = required(text_of(item, CHECKPOINT), CHECKPOINT)
-        return Lease(
-            lease_key=key,
-            checkpoint=Position(checkpoint, int_of(item, CHECKPOINT_SUB) or 0),
-            counter=required(int_of(item, COUNTER, most=MAX_COUNTER), COUNTER),
-            owner=name_of(item, OWNER, MAX_KEY_BYTES),
-            checkpoint_owner=name_of(item, CHECKPOINT_OWNER, MAX_KEY_BYTES),
-            owner_switches_since_checkpoint=required(
-                int_of(item, OWNER_SWITCHES, most=MAX_COUNTER), OWNER_SWITCHES
-            ),
-            pending_checkpoint=_pending(item),
-            pending_checkpoint_state=bytes_of(item, PENDING_STATE),
-            parent_shard_ids=shard_ids_of(item, PARENTS),
-            child_shard_ids=shard_ids_of(item, CHILDREN),
-            hash_key_range=_hash_range(item),
-            throughput_kbps=float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
-            stream=stream,
-            recreated_millis=int_of(item, STREAM_CREATED),
-            read_up_to_millis=int_of(item, READ_UP_TO),
-            initial_millis=int_of(item, INITIAL_TIMESTAMP, most=MAX_MILLIS),
-            table_mark=_table_mark(item),
-        )
-
-
-def _shown_key(item: Item) -> str:
-    return printable(text_of(item, LEASE_KEY) or "without a key")
-
-
-def _stream_of_key(key: str, item: Item) -> str | None:
-    """Return the stream of a multi-stream lease; None for a single-stream one.
-
-    Raises `ValueError` if the key has neither form, or `streamName` is another stream.
-    """
-    checked_name(key, LEASE_KEY, MAX_KEY_BYTES)
-    stream, colon, shard_id = key.rpartition(":")
-    checked_shard_id(shard_id, LEASE_KEY)
-    if colon and not _STREAM_OF_KEY.fullmatch(stream):
-        raise ValueError(f"{LEASE_KEY} begins with '{printable(stream)}', which is not a stream")
-    attribute = text_of(item, STREAM)
-    if attribute is not None and attribute != stream:
-        raise ValueError(f"{STREAM} is '{printable(attribute)}', but the key has another stream")
-    return stream if colon else None
-
-
-def _pending(item: Item) -> Position | None:
-    text = text_of(item, PENDING)
-    return None if text is None else Position(text, int_of(item, PENDING_SUB) or 0)
-
-
-def _table_mark(item: Item) -> Position | None:
-    text = name_of(item, TABLE)
-    if text is None:
-        return None
-    number, _, sub = text.partition(" ")
-    if not (number.isdigit() and sub.isdigit()):
-        raise ValueError("the mark of the table has another form")
-    return Position(number, int(sub))
-
-
-def _hash_range(item: Item) -> HashKeyRange | None:
-    start, end = text_of(item, STARTING_HASH_KEY), text_of(item, ENDING_HASH_KEY)
-    if start is None and end is None:
-        return None
-    if start is None or end is None:
-        raise ValueError("the hash range has only one end")
-    if not (_HASH_KEY.fullmatch(start) and _HASH_KEY.fullmatch(end)):
-        shown = f"{printable(start, 50)}..{printable(end, 50)}"
-        raise ValueError(f"the hash range {shown} is not made of hash keys")
-    return HashKeyRange(int(start), int(end))
 
 
 MAX_REMEMBERED: Final = 1000

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Annotated, Final
 
 from kcl_pipeline.errors import NotFoundError, UnreadableRowError, WorkerIdTakenError
 from kcl_pipeline.leases.codec import (
     MAX_KEY_BYTES,
     MAX_MILLIS,
+    REQUIRED,
+    Attribute,
+    RowCodec,
+    a_name,
+    a_whole,
     checked_name,
     float_of,
     int_of,
@@ -38,66 +43,6 @@ from kcl_pipeline.worker_status import WorkerStatus, status_of, status_text
 
 CPU: Final = "C"
 """Short name of the CPU metric (protocol §2.2)."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMetrics:
-    """A worker metrics row (protocol §2.2).
-
-    A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
-    `status`, `own_cpu`, `replaces`, `former_run_id` and `former_ended_millis` are our own
-    attributes (`kclpDrain` N 1 with `kclpDrainReason` S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L
-    of N, `kclpReplaces` S, `kclpFormerRun` S, `kclpFormerEnded` N), which Java readers ignore.
-
-    Attributes:
-        worker_id: Id of the worker.
-        last_update_seconds: Time of the last report, in epoch seconds of the writer's clock.
-        stats: Up to ten averages of each metric, oldest first; −1 for a failed interval. The keys
-            are the short names C, M, NI, NO and T.
-        operating_range: `(max utilization percent,)` of each metric.
-        support_code: 1 means for a Java leader that this worker can work on the single table
-            (protocol §4.5). Our workers publish it there alone, so that no Java leader moves an
-            application with three tables while one of them lives.
-        drain_requested: Whether the worker is requested to stop.
-        drains_for_pause: Whether the reason of the request is that the application is paused.
-        run_id: Identifies the process.
-        status: Lag, paused shards and failures.
-        own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
-            no metric. In `stats`, a Java leader would compare them with workers without a metric,
-            and would not give this worker its share.
-        replaces: Id of the worker whose leases the leader moves to this one. None: of no worker.
-        former_run_id: The last process that ended because another one started under this worker id.
-            None: there was none.
-        former_ended_millis: When, in epoch milliseconds of its clock.
-    """
-
-    worker_id: str
-    last_update_seconds: int
-    stats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    operating_range: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    support_code: int | None = None
-    drain_requested: bool = False
-    run_id: str | None = None
-    status: WorkerStatus | None = None
-    drains_for_pause: bool = False
-    own_cpu: tuple[float, ...] = ()
-    replaces: str | None = None
-    former_run_id: str | None = None
-    former_ended_millis: int | None = None
-
-    @property
-    def cpu(self) -> tuple[float, ...]:
-        """The averages of the CPU, from either attribute."""
-        return tuple(self.stats.get(CPU, self.own_cpu))
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerListing:
-    """The result of a scan: the workers, in no particular order, and the unreadable rows."""
-
-    workers: tuple[WorkerMetrics, ...]
-    bad_rows: tuple[BadRow, ...] = ()
-
 
 LAST_UPDATE: Final = "lut"
 STATS: Final = "sts"
@@ -136,30 +81,135 @@ MAX_METRIC_VALUE: Final = 1e9
 """Largest average or limit of a metric (our own limit; KCL: percentages, -1 for failures)."""
 
 
+def _averages_of(item: Item, name: str, *, least: float) -> tuple[float, ...]:
+    averages = (
+        float_of({name: value}, name, least=least, most=MAX_METRIC_VALUE)
+        for value in list_of(item, name, MAX_METRIC_VALUES)
+    )
+    return tuple(value for value in averages if value is not None)
+
+
+def _lists_of(item: Item, name: str, *, least: float) -> dict[str, tuple[float, ...]]:
+    lists = map_of(item, name, MAX_METRICS)
+    return {checked_name(one, name): _averages_of(lists, one, least=least) for one in lists}
+
+
+def _ranges_of(item: Item) -> dict[str, tuple[int, ...]]:
+    ranges = _lists_of(item, OPERATING_RANGE, least=0.0)
+    return {name: tuple(map(int, values)) for name, values in ranges.items()}
+
+
+def _numbers(values: Iterable[float]) -> AttributeValue:
+    return {"L": [number(value) for value in values]}
+
+
+def _lists(name: str, lists: Mapping[str, Iterable[float]]) -> Item:
+    return {name: {"M": {metric: _numbers(values) for metric, values in lists.items()}}}
+
+
+_STATS: Final = Attribute(
+    STATS,
+    lambda item: _lists_of(item, STATS, least=-1.0),
+    lambda stats: _lists(STATS, stats),
+)
+_RANGES: Final = Attribute(
+    OPERATING_RANGE, _ranges_of, lambda ranges: _lists(OPERATING_RANGE, ranges)
+)
+_DRAIN: Final = Attribute(
+    DRAIN,
+    lambda item: int_of(item, DRAIN) == 1,
+    lambda is_requested: {DRAIN: number(1)} if is_requested else {},
+)
+_FOR_PAUSE: Final = Attribute(
+    DRAIN_REASON,
+    lambda item: text_of(item, DRAIN_REASON) == FOR_PAUSE,
+    lambda is_pause: {DRAIN_REASON: string(FOR_PAUSE)} if is_pause else {},
+)
+_STATUS: Final = Attribute(
+    STATUS,
+    lambda item: None if (text := text_of(item, STATUS)) is None else status_of(text),
+    lambda status: {STATUS: string(status_text(status))},
+)
+_OWN_CPU: Final = Attribute(
+    OWN_CPU,
+    lambda item: _averages_of(item, OWN_CPU, least=-1.0),
+    lambda averages: {OWN_CPU: _numbers(averages)} if averages else {},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetrics:
+    """A worker metrics row (protocol §2.2).
+
+    A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
+    `status`, `own_cpu`, `replaces`, `former_run_id` and `former_ended_millis` are our own
+    attributes (`kclpDrain` N 1 with `kclpDrainReason` S, `kclpRunId` S, `kclpStatus` S, `kclpCpu` L
+    of N, `kclpReplaces` S, `kclpFormerRun` S, `kclpFormerEnded` N), which Java readers ignore.
+
+    Attributes:
+        worker_id: Id of the worker.
+        last_update_seconds: Time of the last report, in epoch seconds of the writer's clock.
+        stats: Up to ten averages of each metric, oldest first; −1 for a failed interval. The keys
+            are the short names C, M, NI, NO and T.
+        operating_range: `(max utilization percent,)` of each metric.
+        support_code: 1 means for a Java leader that this worker can work on the single table
+            (protocol §4.5). Our workers publish it there alone, so that no Java leader moves an
+            application with three tables while one of them lives.
+        drain_requested: Whether the worker is requested to stop.
+        drains_for_pause: Whether the reason of the request is that the application is paused.
+        run_id: Identifies the process.
+        status: Lag, paused shards and failures.
+        own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
+            no metric. In `stats`, a Java leader would compare them with workers without a metric,
+            and would not give this worker its share.
+        replaces: Id of the worker whose leases the leader moves to this one. None: of no worker.
+        former_run_id: The last process that ended because another one started under this worker id.
+            None: there was none.
+        former_ended_millis: When, in epoch milliseconds of its clock.
+    """
+
+    worker_id: str
+    last_update_seconds: Annotated[int, a_whole(LAST_UPDATE), REQUIRED]
+    stats: Annotated[Mapping[str, tuple[float, ...]], _STATS] = field(default_factory=dict)
+    operating_range: Annotated[Mapping[str, tuple[int, ...]], _RANGES] = field(default_factory=dict)
+    support_code: Annotated[int | None, a_whole(SUPPORT_CODE)] = None
+    drain_requested: Annotated[bool, _DRAIN] = False
+    run_id: Annotated[str | None, a_name(RUN_ID, MAX_KEY_BYTES)] = None
+    status: Annotated[WorkerStatus | None, _STATUS] = None
+    drains_for_pause: Annotated[bool, _FOR_PAUSE] = False
+    own_cpu: Annotated[tuple[float, ...], _OWN_CPU] = ()
+    replaces: Annotated[str | None, a_name(REPLACES, MAX_KEY_BYTES)] = None
+    former_run_id: Annotated[str | None, a_name(FORMER_RUN, MAX_KEY_BYTES)] = None
+    former_ended_millis: Annotated[int | None, a_whole(FORMER_ENDED, MAX_MILLIS)] = None
+
+    @property
+    def cpu(self) -> tuple[float, ...]:
+        """The averages of the CPU, from either attribute."""
+        return tuple(self.stats.get(CPU, self.own_cpu))
+
+
+WORKER_ROW: Final = RowCodec(WorkerMetrics)
+_REPORTED: Final = (
+    "last_update_seconds",
+    "stats",
+    "operating_range",
+    "support_code",
+    "run_id",
+    "status",
+    "own_cpu",
+    "replaces",
+)
+"""The fields that a report writes. Others write the drain request and the former run."""
+
+
 def worker_attributes(row: WorkerMetrics) -> Item:
-    """Return the attributes that a report writes, without the key and the drain request.
+    """Return the attributes that a report writes, without the key.
 
     `slu` is the time of the same report.
     """
-    attributes: Item = {
-        ENTITY_TYPE: string(WORKER_ENTITY),
-        LAST_UPDATE: number(row.last_update_seconds),
-        STATS: _number_lists(row.stats),
-        OPERATING_RANGE: _number_lists(row.operating_range),
-    }
+    attributes = {ENTITY_TYPE: string(WORKER_ENTITY)} | WORKER_ROW.write(row, *_REPORTED)
     if row.support_code is not None:
-        attributes |= {
-            SUPPORT_CODE: number(row.support_code),
-            SUPPORT_CODE_UPDATE: number(row.last_update_seconds),
-        }
-    if row.run_id is not None:
-        attributes[RUN_ID] = string(row.run_id)
-    if row.status is not None:
-        attributes[STATUS] = string(status_text(row.status))
-    if row.own_cpu:
-        attributes |= _number_lists({OWN_CPU: row.own_cpu})["M"]
-    if row.replaces is not None:
-        attributes[REPLACES] = string(row.replaces)
+        attributes[SUPPORT_CODE_UPDATE] = attributes[LAST_UPDATE]
     return attributes
 
 
@@ -171,24 +221,16 @@ def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
     """
     key = printable(text_of(item, key_name) or "without a key")
     with readable(f"the row {key} is not a worker metrics row that can be read"):
-        return WorkerMetrics(
-            worker_id=required(name_of(item, key_name, MAX_KEY_BYTES), key_name),
-            last_update_seconds=required(int_of(item, LAST_UPDATE), LAST_UPDATE),
-            stats=_lists_of(item, STATS, least=-1.0),
-            operating_range={
-                name: tuple(int(v) for v in values)
-                for name, values in _lists_of(item, OPERATING_RANGE, least=0.0).items()
-            },
-            support_code=int_of(item, SUPPORT_CODE),
-            drain_requested=int_of(item, DRAIN) == 1,
-            drains_for_pause=text_of(item, DRAIN_REASON) == FOR_PAUSE,
-            run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
-            status=None if (text := text_of(item, STATUS)) is None else status_of(text),
-            own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
-            replaces=name_of(item, REPLACES, MAX_KEY_BYTES),
-            former_run_id=name_of(item, FORMER_RUN, MAX_KEY_BYTES),
-            former_ended_millis=int_of(item, FORMER_ENDED, most=MAX_MILLIS),
-        )
+        worker_id = required(name_of(item, key_name, MAX_KEY_BYTES), key_name)
+        return WORKER_ROW.read(item, worker_id=worker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerListing:
+    """The result of a scan: the workers, in no particular order, and the unreadable rows."""
+
+    workers: tuple[WorkerMetrics, ...]
+    bad_rows: tuple[BadRow, ...] = ()
 
 
 def is_worker(item: Item) -> bool:
@@ -206,29 +248,6 @@ def heartbeat_of(item: Item) -> str:
     except RecursionError:  # only from an endpoint that is not DynamoDB
         text = ""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
-
-def _number_lists(
-    lists: Mapping[str, tuple[float, ...]] | Mapping[str, tuple[int, ...]],
-) -> AttributeValue:
-    return {
-        "M": {name: {"L": [number(value) for value in values]} for name, values in lists.items()}
-    }
-
-
-def _lists_of(item: Item, name: str, *, least: float) -> dict[str, tuple[float, ...]]:
-    found: dict[str, tuple[float, ...]] = {}
-    for metric in (lists := map_of(item, name, MAX_METRICS)):
-        found[checked_name(metric, name)] = _averages_of(lists, metric, least=least)
-    return found
-
-
-def _averages_of(item: Item, name: str, *, least: float) -> tuple[float, ...]:
-    averages = (
-        float_of({name: value}, name, least=least, most=MAX_METRIC_VALUE)
-        for value in list_of(item, name, MAX_METRIC_VALUES)
-    )
-    return tuple(value for value in averages if value is not None)
 
 
 _OF_ONE_RUN: Final = (DRAIN, DRAIN_REASON, OWN_CPU, REPLACES)
@@ -339,7 +358,7 @@ class WorkerMetricsTable:
         return self._store.update(
             worker_id,
             [Equals(RUN_ID, string(other_run_id))],
-            Changes({FORMER_RUN: string(run_id), FORMER_ENDED: number(ended_millis)}),
+            Changes(WORKER_ROW.attributes(former_run_id=run_id, former_ended_millis=ended_millis)),
         ).applied
 
     def is_java(self, worker_id: str) -> bool:
@@ -387,9 +406,7 @@ class WorkerMetricsTable:
             worker_id: The worker.
             for_pause: The application is paused; the worker may start again after the pause.
         """
-        put = {DRAIN: number(1)}
-        if for_pause:
-            put[DRAIN_REASON] = string(FOR_PAUSE)
+        put = WORKER_ROW.attributes(drain_requested=True, drains_for_pause=for_pause)
         remove = () if for_pause else (DRAIN_REASON,)
         return self._store.update(
             worker_id, [Present(self._store.key_name)], Changes(put, remove)

@@ -24,6 +24,7 @@ from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases import row as rows
 from kcl_pipeline.leases.codec import number, string, string_set, text_of
 from kcl_pipeline.leases.row import (
+    LEASE_ROW,
     BadRow,
     Lease,
     LeaseListing,
@@ -301,10 +302,11 @@ class LeaseTable:
         Returns:
             The current lease; `in_handoff` if a handoff has started. None: the row is another.
         """
-        put: Item = {
-            rows.COUNTER: number(lease.counter + 1),
-            **rows.observed_attributes(throughput_kbps, read_up_to_millis),
-        }
+        put = LEASE_ROW.attributes(
+            counter=lease.counter + 1,
+            throughput_kbps=throughput_kbps,
+            read_up_to_millis=read_up_to_millis,
+        )
         # The counter excludes each write of position or owner since `lease` was read: all change
         # it, but the start of a handoff. The two further conditions exclude a row that was deleted
         # and created again, whose counter begins at 0: for another worker, or a later stream.
@@ -374,16 +376,18 @@ class LeaseTable:
             what = f"{lease.lease_key} is {lease.checkpoint} and must not go back to {checkpoint}"
             raise ValueError(f"the checkpoint of {what}")
         switches = lease.owner_switches_since_checkpoint if checkpoint == lease.checkpoint else 0
-        put: Item = {
-            rows.COUNTER: number(lease.counter + 1),
-            rows.OWNER_SWITCHES: number(switches),
-            **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, checkpoint),
-            **rows.stream_attributes(lease),
-            **rows.observed_attributes(throughput_kbps, read_up_to_millis),
-            **rows.pending_attributes(pending, pending_state),
-            **rows.shard_attributes(lease),
-            **rows.table_attributes(table_mark),
-        }
+        put = rows.stream_attributes(lease) | LEASE_ROW.attributes(
+            counter=lease.counter + 1,
+            owner_switches_since_checkpoint=switches,
+            checkpoint=checkpoint,
+            throughput_kbps=throughput_kbps,
+            read_up_to_millis=read_up_to_millis,
+            pending_checkpoint=pending,
+            pending_checkpoint_state=None if pending is None else pending_state,
+            child_shard_ids=lease.child_shard_ids,
+            hash_key_range=lease.hash_key_range,
+            table_mark=table_mark,
+        )
         remove = {rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE} - put.keys()
         # Java compares the counter alone. The checkpoint excludes a row that was deleted and
         # created again with this counter, and a write of a process with the same worker id:
@@ -461,7 +465,7 @@ class LeaseTable:
         return self._store.update(
             lease_key,
             [Present(rows.LEASE_KEY)],
-            Changes(rows.hash_range_attributes(hash_key_range)),
+            Changes(LEASE_ROW.attributes(hash_key_range=hash_key_range)),
         ).applied
 
     # -- a seek, while the application is paused and nobody owns a lease
@@ -517,7 +521,7 @@ class LeaseTable:
 
 def checkpoint_conditions(lease: Lease) -> list[Condition]:
     """Return the conditions that the row has the checkpoint of `lease`, compared as strings."""
-    attributes = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
+    attributes = LEASE_ROW.attributes(checkpoint=lease.checkpoint)
     # A missing sub-sequence number is 0.
     sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
     return [
@@ -569,13 +573,12 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
             checkpoint=seek.position, counter=counter, initial_millis=millis, table_mark=None
         )
         return Put(lease_to_item(created) | {rows.SEEK: string(token)}, [Absent(rows.LEASE_KEY)])
-    put: Item = {
-        rows.COUNTER: number(counter),
-        rows.OWNER_SWITCHES: number(0),
-        rows.SEEK: string(token),
-        **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, seek.position),
-        **({rows.INITIAL_TIMESTAMP: number(millis)} if millis is not None else {}),
-    }
+    put = {rows.SEEK: string(token)} | LEASE_ROW.attributes(
+        counter=counter,
+        owner_switches_since_checkpoint=0,
+        checkpoint=seek.position,
+        initial_millis=millis,
+    )
     others = {rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE, rows.READ_UP_TO}
     remove = (others | {rows.INITIAL_TIMESTAMP, rows.TABLE}) - put.keys()
     # Counter and checkpoint exclude a row that was written since the operator's plan was made. The

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from kcl_pipeline import DeltaSink, KinesisPipeline, StreamConfig
 from kcl_pipeline.control.replay import replay_pipeline
-from kcl_pipeline.leases.application import ReplayRecord, replay_from_text, replay_text
+from kcl_pipeline.leases.application import REPLAY, ReplayRecord
 
 RECORD = ReplayRecord(1_000_000_000, 2_000_000_000)
 ORIGINAL = KinesisPipeline(
@@ -77,4 +77,4 @@ def test_a_record_is_read_as_it_was_written():
         RECORD,
         replace(RECORD, into="side", only_stream="one", complete=True),
     ):
-        assert replay_from_text(replay_text(record)) == record
+        assert REPLAY.parsed(REPLAY.text(record)) == record

@@ -103,7 +103,7 @@ def test_of_two_starts_at_one_moment_one_lives_after_15_seconds(fleet: Fleet) ->
     both = [fleet.spawn("w-1", *ONE) for _ in range(2)]
     fleet.workers = {str(one.pid): one for one in both}
     publisher = published(fleet)
-    wait_until(fleet.owners, 60, "the leases")
+    wait_until(lambda: bool(fleet.owners()), 60, "the leases")
     CLOCK.sleep(15)
     assert sorted(str(one.poll()) for one in both) == [str(ID_TAKEN), "None"], fleet.logs()
     assert SENTENCE in fleet.logs()

@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
-from kcl_pipeline.leases.application import MAX_LOSSES, Loss, Losses, losses_from_text, losses_text
+from kcl_pipeline.leases.application import LOSSES, MAX_LOSSES, Loss, Losses
 from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.position import Position
 
@@ -93,12 +93,12 @@ def test_without_the_row_nothing_is_written(tables):
     [
         *("", "[]", "x" * (MAX_LOSSES + 1), '{"count": -1}'),
         '{"count": 1}',  # without the last loss
-        losses_text(NONE.with_losses([lost()])).replace('"acknowledged":0', '"acknowledged":2'),
+        LOSSES.text(NONE.with_losses([lost()])).replace('"acknowledged":0', '"acknowledged":2'),
     ],
 )
 def test_a_record_that_cannot_be_read_is_one_sentence(value):
     with pytest.raises(UnreadableRowError, match="kclpLosses"):
-        losses_from_text(value)
+        LOSSES.parsed(value)
 
 
 @pytest.mark.parametrize("is_acknowledged", [False, True])
@@ -155,6 +155,6 @@ def test_the_longest_names_fit_into_the_record():
         restore = TableRestored(2**63 - 1, text, text)
         losses = losses.with_losses([Loss.of(restore, 1), Loss.of(event, 1)])
         losses = losses.with_acknowledged(losses, 2_000)
-        assert len(losses_text(losses)) <= MAX_LOSSES
-        assert losses_from_text(losses_text(losses)) == losses
+        assert len(LOSSES.text(losses)) <= MAX_LOSSES
+        assert LOSSES.parsed(LOSSES.text(losses)) == losses
         assert losses.sentence.isprintable()

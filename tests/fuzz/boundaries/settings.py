@@ -13,6 +13,7 @@ from kcl_pipeline.cli.target import target
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError, SettingsError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost
+from kcl_pipeline.leases import application as documents
 from kcl_pipeline.leases.application import (
     ApplicationIdentity,
     Loss,
@@ -20,8 +21,6 @@ from kcl_pipeline.leases.application import (
     RecordedStream,
     application_from_text,
     application_text,
-    losses_from_text,
-    losses_text,
     successor,
 )
 from kcl_pipeline.settings_errors import setting_names
@@ -44,7 +43,7 @@ RECORD: Final = application_text(
     ApplicationIdentity("single_stream", (RecordedStream(STREAM, 1_700_000_000_000),), "delta:/x")
 )
 LOST: Final = Loss.of(RecordsLost("w-1", "shardId-1", LossReason.LEFT_RETENTION), 1_700_000_000_000)
-LOSSES: Final = losses_text(
+LOSSES: Final = documents.LOSSES.text(
     Losses(
         count=3,
         acknowledged=2,
@@ -183,7 +182,7 @@ def draw_losses(random: Random) -> bytes:
 def check_losses(given: Any) -> str:
     """Read it, add a loss, acknowledge all, and read what would be written."""
     try:
-        read = losses_from_text(given.decode("utf-8", "surrogateescape"))
+        read = documents.LOSSES.parsed(given.decode("utf-8", "surrogateescape"))
     except UnreadableRowError as error:
         return refused(error, whole_sentence=False)
     following = read.with_losses([LOST])
@@ -191,7 +190,7 @@ def check_losses(given: Any) -> str:
     acknowledged = following.with_acknowledged(following, 5_000)
     assert not acknowledged.unacknowledged
     for losses in (read, following, acknowledged):
-        assert losses_from_text(losses_text(losses)) == losses
+        assert documents.LOSSES.parsed(documents.LOSSES.text(losses)) == losses
         assert losses.sentence.isprintable()
     return ACCEPTED
 
