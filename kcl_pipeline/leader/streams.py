@@ -19,7 +19,6 @@ from kcl_pipeline.errors import (
     STREAM_ERRORS,
     STREAM_OPERATIONS,
     AwsError,
-    KclError,
     NotFoundError,
     SettingsError,
     StreamReplacedError,
@@ -38,6 +37,7 @@ from kcl_pipeline.leases.application import (
 )
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.threads import Joinable, Spawn, spawn_thread
+from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker_status import UnavailableStream
 
 ASK_SECONDS: Final = 60.0
@@ -131,8 +131,7 @@ class StreamSelection:
         try:
             names = selected_streams(self._select)
         except Exception as error:  # noqa: BLE001 (the function may be the user's)
-            text = str(error) if isinstance(error, KclError) else f"{type(error).__name__}: {error}"
-            self._report(text)
+            self._report(described(error, "selection of the streams"))
             return
         if not names and self._answer[0]:
             self._report("the answer is empty")

@@ -31,6 +31,7 @@ from kcl_pipeline.leases.identity_check import check_application, check_leases, 
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.calls import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.dependencies import OpenedApplication, WorkerDependencies
 
@@ -110,8 +111,8 @@ def _selected(select: SelectStreams, events: EventSink) -> tuple[str, ...]:
     try:
         return selected_streams(select)
     except Exception as error:  # noqa: BLE001 (the function may be the user's)
-        text = f"{type(error).__name__}: {error}"
-        events(AwsTrouble("selection of the streams; the recorded ones are read", text))
+        what = "selection of the streams; the recorded ones are read"
+        events(AwsTrouble(what, described(error, what)))
         return ()
 
 

@@ -86,13 +86,17 @@ def test_a_flapping_answer_changes_nothing_that_is_read(answer):
     assert bool(trouble) == (answer != ("b",))
 
 
-def test_a_worker_starts_with_the_recorded_streams_if_the_selection_fails():
+def test_a_worker_starts_with_the_recorded_streams_if_the_selection_fails(caplog):
     world = SelectingWorld("a")
     world.start("one")
-    world.selected = ValueError("no")
+    world.selected = LookupError("no")
     world.put("a", 20, "a")
     world.start("two")
     world.run_until(world.has_all, limit=60)
+    failed = [event for event in world.of(AwsTrouble) if "selection" in event.operation]
+    assert {event.error for event in failed} == {"LookupError: no"}
+    logged = [record.exc_info for record in caplog.records if record.exc_info is not None]
+    assert [kind for kind, _, _ in logged] == [LookupError], "its traceback, once"
 
 
 def test_a_slow_answer_delays_nothing():
