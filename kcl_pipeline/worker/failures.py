@@ -556,23 +556,50 @@ class _Search:
             IsolationStoppedError: The worker stops.
             SinkError: Spark failed.
         """
+        # Each shard has failed as a whole already, so its parts are the first to be evaluated.
         whole = [_Piece(key, 0, rows.num_rows) for key, rows in self._shards.items()]
-        failing = self._failing([piece for piece in whole if piece.length])
-        self._look_at_samples([piece for piece in failing if self._is_worth_a_sample(piece)])
+        failing = self._first_round([piece for piece in whole if piece.length])
         while failing := self._within_limits(failing):
             failing = self._failing([part for piece in failing for part in _divided(piece)])
         return self._failures
 
+    def _first_round(self, whole: Sequence[_Piece]) -> list[_Piece]:
+        """Evaluate the parts of each shard, and a sample of its records, together.
+
+        A shard whose sample shows that more records fail than allowed is noted.
+        """
+        sampled = [piece for piece in whole if self._is_worth_a_sample(piece)]
+        singles = [
+            _Piece(piece.shard, row, 1)
+            for piece in sampled
+            for row in sorted(self._rng.sample(range(piece.length), SAMPLES))
+        ]
+        divided = [part for piece in whole for part in _divided(piece)]
+        errors = self._errors([*singles, *divided])
+        for number, piece in enumerate(sampled):
+            sample = errors[number * SAMPLES : (number + 1) * SAMPLES]
+            failed = sum(error is not None for error in sample)
+            share = self._limits[piece.shard] / piece.length
+            # If no more than the allowed share failed, so many of a sample would be a rare chance.
+            if failed and _at_least(failed, SAMPLES, share) < _UNLIKELY:
+                self._failures[
+                    piece.shard
+                ].over = f"{failed} of {SAMPLES} records chosen at random from {piece.length} fail"
+        return self._noted(divided, errors[len(singles) :])
+
     def _failing(self, pieces: Sequence[_Piece]) -> list[_Piece]:
         """Return the failing pieces with more than one record; note failing single records."""
+        return self._noted(pieces, self._errors(pieces))
+
+    def _noted(self, pieces: Sequence[_Piece], errors: Sequence[str | None]) -> list[_Piece]:
         failing = []
-        for piece, error in zip(pieces, self._errors(pieces), strict=True):
+        for piece, error in zip(pieces, errors, strict=True):
             if error is None:
                 continue
-            found = self._failures[piece.shard]
-            found.first_error = found.first_error or error
+            failures = self._failures[piece.shard]
+            failures.first_error = failures.first_error or error
             if piece.length == 1:
-                found.errors[piece.start] = error
+                failures.errors[piece.start] = error
             else:
                 failing.append(piece)
         return failing
@@ -591,24 +618,6 @@ class _Search:
     def _is_worth_a_sample(self, piece: _Piece) -> bool:
         share = self._limits[piece.shard] / piece.length
         return piece.length >= _WORTH_A_SAMPLE and 0 < share < 1
-
-    def _look_at_samples(self, pieces: Sequence[_Piece]) -> None:
-        """Note the shards whose sample shows that more records fail than allowed."""
-        singles = [
-            _Piece(piece.shard, row, 1)
-            for piece in pieces
-            for row in sorted(self._rng.sample(range(piece.length), SAMPLES))
-        ]
-        errors = self._errors(singles)
-        for number, piece in enumerate(pieces):
-            sample = errors[number * SAMPLES : (number + 1) * SAMPLES]
-            failed = sum(error is not None for error in sample)
-            share = self._limits[piece.shard] / piece.length
-            # If no more than the allowed share failed, so many of a sample would be a rare chance.
-            if failed and _at_least(failed, SAMPLES, share) < _UNLIKELY:
-                self._failures[
-                    piece.shard
-                ].over = f"{failed} of {SAMPLES} records chosen at random from {piece.length} fail"
 
     def _within_limits(self, failing: Sequence[_Piece]) -> list[_Piece]:
         """Return the pieces to search: none of a shard that is over its limit.

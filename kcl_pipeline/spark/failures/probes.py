@@ -27,6 +27,7 @@ alone run at the same time.
 from __future__ import annotations
 
 import logging
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,8 @@ _LOG = logging.getLogger(__name__)
 MAX_JOBS_AT_ONCE: Final = 8
 _GROUPS: Final = 8
 """Parts are checked in this number of groups first."""
+_PARTS_OF_A_TASK: Final = 16
+"""A task costs 10 ms of CPU, and keeps the memory of its parts until it ends."""
 _STATUS_MILLIS: Final = 10_000
 _MOST_TASKS: Final = 100_000
 _JOB_GROUP: Final = "spark.jobGroup.id"
@@ -196,7 +199,8 @@ class SparkProbe:
         if planned is None:
             return None
         name = f"part-{uuid4().hex}"
-        whole = planned[0].withColumn(name, f.spark_partition_id()).toArrow()
+        numbered = planned[0].withColumn(name, f.spark_partition_id())
+        whole = numbered.coalesce(self._tasks(slices)).toArrow()
         numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
         # Spark returns the rows in the order of their partitions.
         edges = np.searchsorted(numbers, np.arange(len(slices) + 1)).tolist()
@@ -231,7 +235,7 @@ class SparkProbe:
         try:
             attempts = int(context.taskScheduler().maxTaskFailures())
             outcomes = with_outcomes(gateway, context, jobs[0].rdd, attempts)
-            errors = errors_of(_call(gateway, outcomes, "collect"))
+            errors = errors_of(_call(gateway, outcomes.coalesce(self._tasks(slices)), "collect"))
         except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
             _LOG.info("using a job for each failing part: %s", spark_line(error))
             return None
@@ -239,6 +243,11 @@ class SparkProbe:
             self._text(errors[number], part.num_rows) if number in errors else None
             for number, part in enumerate(slices)
         ]
+
+    def _tasks(self, slices: Sequence[pa.Table]) -> int:
+        """In how many tasks one job evaluates these parts."""
+        cores = max(self._session.sparkContext.defaultParallelism, 1)
+        return min(max(cores, math.ceil(len(slices) / _PARTS_OF_A_TASK)), len(slices))
 
     def _together(self, slices: Sequence[pa.Table]) -> list[_Job]:
         """Plan all parts together; empty if the transform needs a plan for each part."""
