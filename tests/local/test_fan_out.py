@@ -120,7 +120,7 @@ def test_errors(aws: EmbeddedAws, consumer: str) -> None:
     for arn, shard, code in (
         (consumer.replace("consumer/c", "consumer/d"), ZERO, "ResourceNotFoundException"),
         (consumer, "shardId-000000000009", "ResourceNotFoundException"),
-        ("arn:nonsense", ZERO, "ValidationException"),
+        ("arn:nonsense", ZERO, "InvalidArgumentException"),
     ):
         with pytest.raises(ClientError, match=code):
             kinesis.subscribe_to_shard(ConsumerARN=arn, ShardId=shard, StartingPosition=position)

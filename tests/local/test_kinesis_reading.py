@@ -128,7 +128,7 @@ def test_iterator_arguments_that_do_not_fit(kinesis: Any, name: str) -> None:
         StartingSequenceNumber="12",
     )
     refused(
-        "ValidationException",
+        "InvalidArgumentException",
         ask,
         StreamName=name,
         ShardId=shard,
@@ -221,7 +221,7 @@ def test_stream_arn_stands_for_the_name(kinesis: Any, name: str) -> None:
         "InvalidArgumentException", kinesis.describe_stream, StreamARN=arn, StreamName="another"
     )
     refused("ResourceNotFoundException", kinesis.describe_stream, StreamARN=arn + "x")
-    refused("ValidationException", kinesis.describe_stream, StreamARN="arn:nonsense")
+    refused("InvalidArgumentException", kinesis.describe_stream, StreamARN="arn:nonsense")
 
 
 # -- time

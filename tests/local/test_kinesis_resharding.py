@@ -113,13 +113,6 @@ def test_reshard_errors(kinesis: Any) -> None:
         )
         assert "NewStartingHashKey" in message
     refused(
-        "ValidationException",
-        kinesis.split_shard,
-        StreamName=name,
-        ShardToSplit=one,
-        NewStartingHashKey="01",
-    )
-    refused(
         "ResourceNotFoundException",
         kinesis.split_shard,
         StreamName=name,

@@ -10,7 +10,6 @@ from typing import Final
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.local.kinesis import codec, event_stream
-from kcl_pipeline.local.kinesis.shapes import check_request
 from kcl_pipeline.testing.kinesis import data as data_plane
 from kcl_pipeline.testing.kinesis import subscriptions
 from kcl_pipeline.testing.kinesis.errors import KinesisError
@@ -46,6 +45,11 @@ class KinesisHandler:
             body = self._answer(operation, content_type, request.body)
         except KinesisError as error:
             return self.refuse(request, error)
+        except KeyError as error:
+            return self.refuse(request, KinesisError("ValidationException", f"{error} is missing"))
+        except (AttributeError, TypeError, ValueError) as error:
+            # The model trusts the types of parameters, and each SDK checks them before it sends.
+            return self.refuse(request, KinesisError("SerializationException", str(error)))
         return Response(200, body, self._headers(content_type))
 
     def refuse(self, request: Request, error: KinesisError) -> Response:
@@ -68,7 +72,6 @@ class KinesisHandler:
         world = self.model.world
         if operation == "PutRecords":
             params, records = codec.decode_put_records(content_type, body)
-            check_request(operation, params | {"Records": records})
             puts = data_plane.put_records(world, params, codec.checked_entries(records))
             failed = sum(p.error is not None for p in puts)
             answer = {
@@ -80,7 +83,6 @@ class KinesisHandler:
         params = (
             codec.decode(content_type, body or b"{}") if body or content_type == codec.JSON else {}
         )
-        check_request(operation, params)
         if operation == "GetRecords":
             return codec.encode_read(content_type, data_plane.get_records(world, params))
         answer = self.model.call(operation, **params)
@@ -91,7 +93,6 @@ class KinesisHandler:
 
     def _subscribe(self, content_type: str, body: bytes) -> Response:
         params = codec.decode(content_type, body)
-        check_request("SubscribeToShard", params)
         subscription = subscriptions.subscribe(self.model.world, params)
         headers = self._headers(content_type) | {"Content-Type": event_stream.CONTENT_TYPE}
         return Response(200, headers=headers, stream=self._events(content_type, subscription))

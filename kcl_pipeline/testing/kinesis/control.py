@@ -8,34 +8,24 @@ from typing import Any, Final
 
 from kcl_pipeline.shards import AUTO, MAX_HASH_KEY, USER_PARTITION_KEY
 from kcl_pipeline.testing.kinesis.errors import (
-    KinesisError,
     constraint,
     in_use,
     invalid_argument,
     limit_exceeded,
     validation,
 )
-from kcl_pipeline.testing.kinesis.listing import ON_DEMAND_STREAM_LIMIT
 from kcl_pipeline.testing.kinesis.state import Answer, Params, World
 from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS, Stream
 
 ON_DEMAND_SHARDS: Final = 4
 MAX_TAGS: Final = 50
+ON_DEMAND_STREAM_LIMIT: Final = 50
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _DISTRIBUTIONS: Final = (AUTO, USER_PARTITION_KEY)
 _MODES: Final = ("PROVISIONED", "ON_DEMAND")
 _MIN_RETENTION_HOURS: Final = 24
 _MAX_RETENTION_HOURS: Final = 8760
 _RESHARDS_PER_DAY: Final = 10
-_SHARD_METRICS: Final = (
-    "IncomingBytes",
-    "IncomingRecords",
-    "IteratorAgeMilliseconds",
-    "OutgoingBytes",
-    "OutgoingRecords",
-    "ReadProvisionedThroughputExceeded",
-    "WriteProvisionedThroughputExceeded",
-)
 
 
 # -- streams
@@ -250,7 +240,7 @@ def update_shard_count(world: World, params: Params) -> Answer:
     }
 
 
-# -- retention, monitoring, encryption
+# -- retention
 # ----------------------------------------------------------------------------
 
 
@@ -302,48 +292,6 @@ def decrease_retention(world: World, params: Params) -> Answer:
     return {}
 
 
-def _monitoring(world: World, params: Params, *, enable: bool) -> Answer:
-    stream = world.active(params)
-    asked = {str(m) for m in params["ShardLevelMetrics"]}
-    names = set(_SHARD_METRICS) if "ALL" in asked else asked
-    if not names <= set(_SHARD_METRICS):
-        raise constraint(
-            "shardLevelMetrics",
-            sorted(names),
-            f"satisfy enum value set: [{', '.join((*_SHARD_METRICS, 'ALL'))}]",
-        )
-    before = list(stream.shard_metrics)
-    stream.shard_metrics = sorted(set(before) | names if enable else set(before) - names)
-    return {
-        "StreamName": stream.name,
-        "StreamARN": stream.arn,
-        "CurrentShardLevelMetrics": before,
-        "DesiredShardLevelMetrics": list(stream.shard_metrics),
-    }
-
-
-def enable_monitoring(world: World, params: Params) -> Answer:
-    """EnableEnhancedMonitoring; the model stores the setting and measures nothing."""
-    return _monitoring(world, params, enable=True)
-
-
-def disable_monitoring(world: World, params: Params) -> Answer:
-    """DisableEnhancedMonitoring."""
-    return _monitoring(world, params, enable=False)
-
-
-def start_encryption(world: World, params: Params) -> Answer:
-    """StartStreamEncryption; the model stores the setting and encrypts nothing."""
-    world.active(params).encryption_key_id = str(params["KeyId"])
-    return {}
-
-
-def stop_encryption(world: World, params: Params) -> Answer:
-    """StopStreamEncryption."""
-    world.active(params).encryption_key_id = None
-    return {}
-
-
 # -- tags
 # ----------------------------------------------------------------------------
 
@@ -359,46 +307,3 @@ def add_tags(world: World, params: Params) -> Answer:
     """AddTagsToStream."""
     _add_tags(world.find(params).tags, params["Tags"])
     return {}
-
-
-def remove_tags(world: World, params: Params) -> Answer:
-    """RemoveTagsFromStream; unknown keys are ignored."""
-    tags = world.find(params).tags
-    for key in params["TagKeys"]:
-        tags.pop(str(key), None)
-    return {}
-
-
-def _tags_of_resource(world: World, params: Params) -> dict[str, str]:
-    arn = str(params["ResourceARN"])
-    stream_arn, consumer, _ = arn.partition("/consumer/")
-    stream = world.find({"StreamARN": stream_arn})
-    if not consumer:
-        return stream.tags
-    found = next((c for c in stream.consumers.values() if c.arn == arn), None)
-    if found is None:
-        raise KinesisError("ResourceNotFoundException", f"Consumer {arn} not found.")
-    return found.tags
-
-
-def tag_resource(world: World, params: Params) -> Answer:
-    """TagResource of a stream or a consumer."""
-    _add_tags(_tags_of_resource(world, params), params["Tags"])
-    return {}
-
-
-def untag_resource(world: World, params: Params) -> Answer:
-    """UntagResource of a stream or a consumer."""
-    tags = _tags_of_resource(world, params)
-    for key in params["TagKeys"]:
-        tags.pop(str(key), None)
-    return {}
-
-
-def list_tags_for_resource(world: World, params: Params) -> Answer:
-    """ListTagsForResource of a stream or a consumer."""
-    return {
-        "Tags": [
-            {"Key": k, "Value": v} for k, v in sorted(_tags_of_resource(world, params).items())
-        ]
-    }

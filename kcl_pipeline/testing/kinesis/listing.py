@@ -1,4 +1,4 @@
-"""Operations of the Kinesis model that describe streams, shards, limits and tags."""
+"""Operations of the Kinesis model that describe streams, shards and tags."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from bisect import bisect_right
 from typing import Final
 
 from kcl_pipeline.shards import HashKeyRange
-from kcl_pipeline.testing.kinesis.errors import KinesisError, in_use, invalid_argument
+from kcl_pipeline.testing.kinesis.errors import KinesisError, constraint, in_use, invalid_argument
 from kcl_pipeline.testing.kinesis.shards import ShardLog
 from kcl_pipeline.testing.kinesis.state import Answer, Params, World, decode_token, encode_token
 from kcl_pipeline.testing.kinesis.stream import Stream
 
 MAX_SHARDS_PER_LIST: Final = 1000
-ON_DEMAND_STREAM_LIMIT: Final = 50
+_FILTERS: Final = (
+    "AFTER_SHARD_ID",
+    "AT_LATEST",
+    "AT_TIMESTAMP",
+    "AT_TRIM_HORIZON",
+    "FROM_TIMESTAMP",
+    "FROM_TRIM_HORIZON",
+)
 _DEFAULT_DESCRIBE: Final = 100
 _DEFAULT_STREAMS: Final = 100
 _DEFAULT_TAGS: Final = 50
@@ -40,19 +47,16 @@ def render_shard(shard: ShardLog) -> Answer:
 
 
 def _render_stream(stream: Stream) -> Answer:
-    answer: Answer = {
+    return {
         "StreamName": stream.name,
         "StreamARN": stream.arn,
         "StreamStatus": stream.status,
         "StreamModeDetails": {"StreamMode": stream.mode},
         "RetentionPeriodHours": stream.retention_hours,
         "StreamCreationTimestamp": stream.created_millis,
-        "EnhancedMonitoring": [{"ShardLevelMetrics": list(stream.shard_metrics)}],
-        "EncryptionType": "NONE" if stream.encryption_key_id is None else "KMS",
+        "EnhancedMonitoring": [{"ShardLevelMetrics": []}],
+        "EncryptionType": "NONE",
     }
-    return (
-        answer if stream.encryption_key_id is None else answer | {"KeyId": stream.encryption_key_id}
-    )
 
 
 def describe_stream(world: World, params: Params) -> Answer:
@@ -80,22 +84,6 @@ def describe_stream_summary(world: World, params: Params) -> Answer:
     if stream.mode == "ON_DEMAND":
         counts["RecordDistributionStrategy"] = stream.record_distribution
     return {"StreamDescriptionSummary": _render_stream(stream) | counts}
-
-
-# Unused params: OPERATIONS needs one signature for all operations.
-def describe_limits(world: World, params: Params) -> Answer:  # noqa: ARG001
-    """DescribeLimits: counts of provisioned shards and of on-demand streams."""
-    now_millis = world.now_millis()
-    for stream in world.streams.values():
-        stream.settle(now_millis)
-    return {
-        "ShardLimit": world.settings.shard_limit,
-        "OpenShardCount": sum(
-            len(s.open_shards) for s in world.streams.values() if s.mode == "PROVISIONED"
-        ),
-        "OnDemandStreamCount": sum(s.mode == "ON_DEMAND" for s in world.streams.values()),
-        "OnDemandStreamCountLimit": ON_DEMAND_STREAM_LIMIT,
-    }
 
 
 def list_streams(world: World, params: Params) -> Answer:
@@ -198,6 +186,10 @@ def _read_filter(shard_filter: Params | None) -> tuple[str, str | None, int | No
         shard_filter.get("ShardId"),
         shard_filter.get("Timestamp"),
     )
+    if kind not in _FILTERS:
+        raise constraint(
+            "shardFilter.type", kind, f"satisfy enum value set: [{', '.join(_FILTERS)}]"
+        )
     if (kind == "AFTER_SHARD_ID") != (shard_id is not None):
         raise invalid_argument(
             f"ShardFilter of type {kind} {'must' if shard_id is None else 'must not'} have a "

@@ -74,8 +74,6 @@ class Stream:
         self.tags: dict[str, str] = {}
         self.consumers: dict[str, FanOutConsumer] = {}
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
-        self.shard_metrics: list[str] = []
-        self.encryption_key_id: str | None = None
         self.reshard_millis: list[int] = []
         self._shards: dict[str, ShardLog] = {}
         self._next_index = 0
