@@ -13,8 +13,7 @@ only in a group that the check refuses.
 
 The tasks return their errors (`spark.outcomes`), so one job finds all failing parts. An error that
 they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
-fails ends its job. Then Spark's task statuses show which task this was, and which others succeeded.
-The next job evaluates the rest, so a round costs one job per failing part.
+fails ends its job. Then each part gets a plan and a job of its own, too.
 
 Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files
 and logs nothing if a task fails.
@@ -28,11 +27,9 @@ from __future__ import annotations
 
 import logging
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 from uuid import uuid4
@@ -42,7 +39,6 @@ import pyarrow as pa
 from py4j.protocol import (
     CALL_COMMAND_NAME,
     END_COMMAND_PART,
-    Py4JError,
     get_command_part,
     get_return_value,
 )
@@ -61,22 +57,10 @@ _GROUPS: Final = 8
 """Parts are checked in this number of groups first."""
 _PARTS_OF_A_TASK: Final = 16
 """A task costs 10 ms of CPU, and keeps the memory of its parts until it ends."""
-_STATUS_MILLIS: Final = 10_000
-_MOST_TASKS: Final = 100_000
-_JOB_GROUP: Final = "spark.jobGroup.id"
 _MOST_STAGES: Final = 100
 _ONE_TO_ONE: Final = "OneToOneDependency"
 _LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold"
 """Below this size Spark keeps Arrow rows in the plan and evaluates all of them while planning."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """The evaluation of one part. `partition` of `rdd` holds its rows; None: all partitions."""
-
-    part: int
-    rdd: Any
-    partition: int | None
 
 
 class SparkProbe:
@@ -210,34 +194,20 @@ class SparkProbe:
         """The error of each part on which the transform fails."""
         if not slices:
             return []
-        whole = self._together(slices)
-        reported = self._reported(slices, whole) if whole else None
-        if reported is not None:
-            return reported
-        cores = max(self._session.sparkContext.defaultParallelism, 1)
-        threads = min(cores, MAX_JOBS_AT_ONCE, len(slices))
-        found: list[str | None] = [None] * len(slices)
-        planned = [whole] if whole else self._alone(slices, threads, found)
-        if not any(planned):
-            return found
-        with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool:
-            for errors in pool.map(lambda jobs: self._run(slices, jobs), planned):
-                for part, error in errors.items():
-                    found[part] = error
-        return found
+        planned = self._planned(slices)
+        reported = self._reported(slices, planned[1]) if planned is not None else None
+        return self._raised_alone(slices) if reported is None else reported
 
-    def _reported(
-        self, slices: Sequence[pa.Table], jobs: Sequence[_Job]
-    ) -> list[str | None] | None:
+    def _reported(self, slices: Sequence[pa.Table], rdd: Any) -> list[str | None] | None:
         """Evaluate all parts in one job. None: the job failed."""
         gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
         context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
         try:
             attempts = int(context.taskScheduler().maxTaskFailures())
-            outcomes = with_outcomes(gateway, context, jobs[0].rdd, attempts)
+            outcomes = with_outcomes(gateway, context, rdd, attempts)
             errors = errors_of(_call(gateway, outcomes.coalesce(self._tasks(slices)), "collect"))
         except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
-            _LOG.info("using a job for each failing part: %s", spark_line(error))
+            _LOG.info("using a job for each part: %s", spark_line(error))
             return None
         return [
             self._text(errors[number], part.num_rows) if number in errors else None
@@ -248,13 +218,6 @@ class SparkProbe:
         """In how many tasks one job evaluates these parts."""
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         return min(max(cores, math.ceil(len(slices) / _PARTS_OF_A_TASK)), len(slices))
-
-    def _together(self, slices: Sequence[pa.Table]) -> list[_Job]:
-        """Plan all parts together; empty if the transform needs a plan for each part."""
-        planned = self._planned(slices)
-        if planned is None:
-            return []
-        return [_Job(number, planned[1], number) for number in range(len(slices))]
 
     def _planned(self, slices: Sequence[pa.Table]) -> tuple[DataFrame, Any] | None:
         """Plan all parts together: the result, and the RDD that evaluates it.
@@ -273,83 +236,29 @@ class SparkProbe:
                 return None
         return (result, rdd) if whole else None
 
-    def _alone(
-        self, slices: Sequence[pa.Table], threads: int, errors: list[str | None]
-    ) -> list[list[_Job]]:
-        """Plan each part alone, by thread. Errors of the planning are stored in `errors`."""
-        planned: list[list[_Job]] = [[] for _ in range(threads)]
-        for number, part in enumerate(slices):
-            try:
-                frame = self._planned_alone(part)
-                planned[number % threads].append(_Job(number, evaluated(frame), None))
-            except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
-                errors[number] = self._text(error, part.num_rows)
-        return planned
+    def _raised_alone(self, slices: Sequence[pa.Table]) -> list[str | None]:
+        """Like `_raised`, with a plan and a job for each part. The jobs run at the same time."""
+        cores = max(self._session.sparkContext.defaultParallelism, 1)
+        with ThreadPoolExecutor(min(cores, MAX_JOBS_AT_ONCE), thread_name_prefix="probe") as pool:
+            # Planned in this thread, because a plan calls the user's function.
+            jobs: list[Future[Any] | Exception] = []
+            for part in slices:
+                try:
+                    rdd = evaluated(self._planned_alone(part))
+                except Exception as error:  # noqa: BLE001 (classified below)
+                    jobs.append(error)
+                else:
+                    gateway = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark)
+                    jobs.append(pool.submit(_call, gateway, rdd, "count"))
+            errors = [job if isinstance(job, Exception) else _failure(job) for job in jobs]
+        return [
+            None if error is None else self._text(error, part.num_rows)
+            for error, part in zip(errors, slices, strict=True)
+        ]
 
     def _planned_alone(self, part: pa.Table) -> DataFrame:
         rows = pa.Table.from_batches(_one_batch(part))
         return self._apply(self._session.createDataFrame(rows), part.num_rows)
-
-    def _run(self, slices: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
-        """Return the error of each part that fails."""
-        errors: dict[int, str] = {}
-        group_id = f"probe-{uuid4().hex}"
-        self._session.sparkContext.setLocalProperty(_JOB_GROUP, group_id)
-        groups = [list(jobs)] if jobs and jobs[0].partition is not None else [[j] for j in jobs]
-        while groups:
-            group = groups.pop()
-            error = self._error_of(group)
-            if error is None:
-                continue
-            if len(group) == 1:
-                errors[group[0].part] = self._text(error, slices[group[0].part].num_rows)
-                continue
-            done, failed = self._outcomes(group_id)
-            if len(failed) == 1:
-                [index] = failed
-                errors[group[index].part] = self._text(error, slices[group[index].part].num_rows)
-            else:
-                # It is not known to which of these tasks the error belongs, or no task is known.
-                groups += [[group[index]] for index in failed or range(len(group))]
-                if not failed:
-                    continue
-            rest = [job for index, job in enumerate(group) if index not in done | failed]
-            groups += [rest] if rest else []
-        return errors
-
-    def _error_of(self, jobs: Sequence[_Job]) -> Exception | None:
-        """Run one job for these parts. All belong to one RDD. Return its error."""
-        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
-        try:
-            if jobs[0].partition is None:
-                _call(gateway, jobs[0].rdd, "count")
-            else:
-                numbers = [job.partition for job in jobs if job.partition is not None]
-                _call(gateway, jobs[0].rdd, "collectPartitions", _int_array(gateway, numbers))
-        except Exception as error:  # noqa: BLE001 (as above)
-            return error
-        return None
-
-    def _outcomes(self, group_id: str) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the indices of the tasks that succeeded and failed in the last job of a group."""
-        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as above)
-        context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
-        status = getattr(gateway.jvm, "org.apache.spark.status.api.v1.TaskStatus")
-        every = getattr(gateway.jvm, "scala.Option").empty()
-        try:
-            context.listenerBus().waitUntilEmpty(_STATUS_MILLIS)
-            tracker, store = context.statusTracker(), context.statusStore()
-            job = max(tracker.getJobIdsForGroup(group_id))
-            [stage] = tracker.getJobInfo(job).get().stageIds()
-            found = []
-            for kind in (status.SUCCESS, status.FAILED):
-                wanted = getattr(gateway.jvm, "java.util.List").of(kind)
-                tasks = store.taskList(stage, 0, 0, _MOST_TASKS, every, True, wanted)
-                found.append(frozenset(tasks.apply(n).index() for n in range(tasks.size())))
-        except (Py4JError, ValueError):
-            # The statuses are late or not stored.
-            return frozenset(), frozenset()
-        return found[0], found[1]
 
     def _text(self, error: Exception, records: int) -> str:
         found = error if isinstance(error, KclError) else classified(error, records)
@@ -366,6 +275,14 @@ def _refusal(result: pa.Table, check: Callable[[pa.Table], object]) -> str | Non
     return None
 
 
+def _failure(job: Future[Any]) -> Exception | None:
+    try:
+        job.result()
+    except Exception as error:  # noqa: BLE001 (classified by the caller)
+        return error
+    return None
+
+
 def _call(gateway: Any, target: Any, method: str, *arguments: Any) -> Any:
     """Call a Java method, and leave its error as it is.
 
@@ -376,14 +293,6 @@ def _call(gateway: Any, target: Any, method: str, *arguments: Any) -> Any:
     given = "".join(get_command_part(argument) for argument in arguments)
     command = f"{CALL_COMMAND_NAME}{target_id}\n{method}\n{given}{END_COMMAND_PART}"
     return get_return_value(client.send_command(command), client, target_id, method)
-
-
-def _int_array(gateway: Any, numbers: Sequence[int]) -> Any:
-    """A Java array, with five calls instead of one for each number."""
-    made = gateway.new_array(gateway.jvm.int, len(numbers))
-    data = struct.pack(f">{len(numbers)}i", *numbers)
-    getattr(gateway.jvm, "java.nio.ByteBuffer").wrap(data).asIntBuffer().get(made)
-    return made
 
 
 def evaluated(frame: DataFrame) -> Any:
