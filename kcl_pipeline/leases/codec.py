@@ -233,27 +233,11 @@ def _decimal(value: str, name: str) -> Decimal:
     raise ValueError(f"{name} is '{printable(value, 50)}', not a number of DynamoDB")
 
 
-def shard_ids_of(item: Item, name: str) -> frozenset[str]:
-    """Return an SS attribute of shard ids; empty if it is absent or of another type.
-
-    Raises:
-        ValueError: It has more than `MAX_RELATED_SHARDS` values, or one is not a shard id.
-    """
-    found: list[Any] = _bounded(item, name, "SS", list, MAX_RELATED_SHARDS, "shards")
-    return frozenset(checked_shard_id(shard_id, name) for shard_id in found)
-
-
 def checked_shard_id(value: object, name: str) -> str:
     """Return the value if it is a shard id. Otherwise raise `ValueError` with `name`."""
     if isinstance(value, str) and SHARD_ID.fullmatch(value):
         return value
     raise ValueError(f"{name} has '{printable(str(value), 50)}', which is not a shard id")
-
-
-def bytes_of(item: Item, name: str) -> bytes | None:
-    """Return a B attribute; None if it is absent, empty or of another type."""
-    value = _value(item, name, "B")
-    return bytes(value) if isinstance(value, bytes | bytearray) and value else None
 
 
 def map_of(item: Item, name: str, most: int) -> dict[str, Any]:
@@ -378,12 +362,23 @@ def a_position(name: str, sub_name: str) -> Attribute:
 
 
 def some_shard_ids(name: str) -> Attribute:
-    """Return an SS attribute of shard ids; see `shard_ids_of`."""
-    return Attribute(
-        name,
-        lambda item: shard_ids_of(item, name),
-        lambda ids: {name: string_set(ids)} if ids else {},
-    )
+    """Return an SS attribute of at most `MAX_RELATED_SHARDS` shard ids; without one it is empty."""
+
+    def read(item: Item) -> frozenset[str]:
+        values: list[Any] = _bounded(item, name, "SS", list, MAX_RELATED_SHARDS, "shards")
+        return frozenset(checked_shard_id(value, name) for value in values)
+
+    return Attribute(name, read, lambda ids: {name: string_set(ids)} if ids else {})
+
+
+def some_bytes(name: str) -> Attribute:
+    """Return a B attribute. Empty bytes are absent."""
+
+    def read(item: Item) -> bytes | None:
+        value = _value(item, name, "B")
+        return bytes(value) if isinstance(value, bytes | bytearray) and value else None
+
+    return Attribute(name, read, lambda value: {name: {"B": value}} if value else {})
 
 
 REQUIRED: Final = "required"

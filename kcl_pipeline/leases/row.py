@@ -21,7 +21,6 @@ from kcl_pipeline.leases.codec import (
     a_name,
     a_position,
     a_whole,
-    bytes_of,
     check_size,
     checked_name,
     checked_shard_id,
@@ -29,6 +28,7 @@ from kcl_pipeline.leases.codec import (
     name_of,
     number,
     readable,
+    some_bytes,
     some_shard_ids,
     string,
     text_of,
@@ -130,11 +130,6 @@ _KEY: Final = Attribute(LEASE_KEY, _read_key, lambda key: {LEASE_KEY: string(key
 _STREAM: Final = Attribute(STREAM, _read_stream, lambda stream: {STREAM: string(stream)})
 _HASH_RANGE: Final = Attribute(STARTING_HASH_KEY, _read_hash_range, _write_hash_range)
 _MARK: Final = Attribute(TABLE, _read_mark, _write_mark)
-_STATE: Final = Attribute(
-    PENDING_STATE,
-    lambda item: bytes_of(item, PENDING_STATE),
-    lambda state: {PENDING_STATE: {"B": state}} if state else {},
-)
 _KBPS: Final = Attribute(
     THROUGHPUT,
     lambda item: float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
@@ -185,7 +180,7 @@ class Lease:
         int, a_whole(OWNER_SWITCHES, MAX_COUNTER), REQUIRED
     ] = 0
     pending_checkpoint: Annotated[Position | None, a_position(PENDING, PENDING_SUB)] = None
-    pending_checkpoint_state: Annotated[bytes | None, _STATE] = None
+    pending_checkpoint_state: Annotated[bytes | None, some_bytes(PENDING_STATE)] = None
     parent_shard_ids: Annotated[frozenset[str], some_shard_ids(PARENTS)] = frozenset()
     child_shard_ids: Annotated[frozenset[str], some_shard_ids(CHILDREN)] = frozenset()
     hash_key_range: Annotated[HashKeyRange | None, _HASH_RANGE] = None
