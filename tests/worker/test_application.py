@@ -104,6 +104,31 @@ def test_the_process_that_starts_last_has_the_worker_id():
     assert world.data() == sorted(numbered(20) + numbered(20, "s")), "each record once"
 
 
+def test_two_supervised_processes_of_one_id_lose_and_repeat_nothing():
+    """Each start ends the other process, whose supervisor starts it again, also after code 4."""
+    world = World(shards=2)
+    world.run(3.0)
+    expected, run_ids = [], ["w-1-run"]
+    for start in range(6):
+        former, run_id = world.worker, f"host-{start % 2}:1@{start}"
+        run_ids.append(run_id)
+        world.worker = world.make_worker("w-1", run_id=run_id)
+        world.worker.start_up()
+        records = numbered(10, f"{start}-")
+        world.put(*records)
+        expected += records
+        while former.reporter.taken is None:  # until then both run
+            former.lease_tick()
+            former.process_tick()
+            world.run(0.5)
+        former.shut_down(Background(world.clock), StopReason.ID_TAKEN)
+        (row,) = world.rows.scan_workers().workers
+        assert row.run_id == run_id
+        assert row.former_run_id == run_ids[start]
+    world.run(5.0)
+    assert world.data() == sorted(expected), "each record once"
+
+
 def test_a_lease_write_that_is_refused_shows_that_the_worker_id_is_taken():
     """Before the next report, which may be 10 s away."""
     world = World(shards=1)
