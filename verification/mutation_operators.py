@@ -274,6 +274,15 @@ def change(source: str, name: str, at: str, operator: str) -> str:
     Raises:
         NoSuchPlaceError: A part of the entry does not fit the source, or changes nothing.
     """
+    return ast.unparse(ast.fix_missing_locations(changed_tree(source, name, at, operator)))
+
+
+def changed_tree(source: str, name: str, at: str, operator: str) -> ast.Module:
+    """Return the tree of the source with the change; its new nodes have no locations.
+
+    Raises:
+        NoSuchPlaceError: See `change`.
+    """
     tree = ast.parse(source)
     inside = function(tree, name) if name else tree
     before = ast.dump(inside)
@@ -286,7 +295,7 @@ def change(source: str, name: str, at: str, operator: str) -> str:
         apply(chosen[number], operators[number % len(operators)], inside)
     if ast.dump(inside) == before:
         raise NoSuchPlaceError(f"{operator!r} changes nothing at {at!r}")
-    return ast.unparse(ast.fix_missing_locations(tree))
+    return tree
 
 
 def apply(place: Place, operator: str, inside: ast.AST) -> None:

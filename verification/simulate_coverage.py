@@ -78,7 +78,11 @@ class Reason:
 
     def useless(self, found: Sequence[Code], known: Sequence[Code]) -> Iterator[str]:
         """The patterns that explain nothing; a rare one must still match existing code."""
-        code = known if self.is_rare else found
+        code = [
+            one
+            for one in (known if self.is_rare else found)
+            if any(_is_of(pattern, one) for pattern in self.functions)
+        ]
         for pattern in self.functions:
             one = Reason((pattern,), self.texts, self.reason)
             if not any(map(one.explains, code)):

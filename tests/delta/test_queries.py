@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from kcl_pipeline.delta.dead_letters import read_rows
@@ -29,12 +30,13 @@ def test_a_query_returns_its_rows(tmp_path: Path) -> None:
     assert found.to_pylist() == [{"n": n, "s": "a"} for n in range(3)]
 
 
-def test_a_process_that_ends_after_a_query_is_not_aborted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waves", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_a_process_that_ends_after_a_query_is_not_aborted(tmp_path: Path, waves: int) -> None:
     """With `to_pyarrow_table`, one process of five is aborted."""
     uri = str(tmp_path / "t")
     for _ in range(6):
         write_deltalake(uri, pa.table({"n": list(range(100))}), mode="append")
-    for _ in range(2):
+    for _ in range(waves):
         processes = [
             subprocess.Popen(
                 [sys.executable, "-c", COUNT, uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE

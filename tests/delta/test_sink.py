@@ -336,8 +336,11 @@ def test_settings_that_cannot_work_are_named() -> None:
 
 
 @pytest.mark.processes
-def test_processes_lose_and_repeat_nothing(uri: str) -> None:
-    results = run_writers(uri, workers=8, commits=20)
+@pytest.mark.parametrize(
+    ("workers", "commits"), [(4, 12), pytest.param(8, 20, marks=pytest.mark.long)]
+)
+def test_processes_lose_and_repeat_nothing(uri: str, workers: int, commits: int) -> None:
+    results = run_writers(uri, workers=workers, commits=commits)
     lines = log_lines(uri)
     added = [line["add"]["path"] for line in lines if "add" in line]
     assert len(added) == len(set(added)) == sum(len(result["written"]) for result in results)
@@ -349,13 +352,14 @@ def test_processes_lose_and_repeat_nothing(uri: str) -> None:
         if line.get("txn", {}).get("appId") == names(f"app/{SHARED}")[0]
     ]
     assert len(contested) == sum(result["won"] for result in results) > 0
-    final = committer(uri).positions([f"{worker}-x" for worker in range(1, 9)]).shards
-    assert set(final.values()) == {seq(20)}
+    final = committer(uri).positions([f"{n}-x" for n in range(1, workers + 1)]).shards
+    assert set(final.values()) == {seq(commits)}
 
 
 @pytest.mark.processes
-def test_many_workers_create_a_table_once(tmp_path: Path) -> None:
-    assert run_creators(str(tmp_path), workers=6, rounds=8) == [0] * 6
+@pytest.mark.parametrize("workers", [3, pytest.param(6, marks=pytest.mark.long)])
+def test_many_workers_create_a_table_once(tmp_path: Path, workers: int) -> None:
+    assert run_creators(str(tmp_path), workers=workers, rounds=8) == [0] * workers
     for turn in range(8):
         assert sum("metaData" in line for line in log_lines(str(tmp_path / str(turn)))) == 1
         assert DeltaTable(str(tmp_path / str(turn))).version() == 0

@@ -259,9 +259,9 @@ def test_a_body_that_was_changed_anywhere_is_read_as_the_parser_reads_it_or_refu
     marks = (b"", b"\xff", b"\xa4", b"\xbf", b"\x58", b"\xc1\x1b")
     assert (
         page_parsers.changed_bodies_read_alike(
-            sound, marks, 3000, CBOR_CONTENT_TYPE, "cbor_columns_of"
+            sound, marks, 800, CBOR_CONTENT_TYPE, "cbor_columns_of"
         )
-        > 150
+        > 40
     )
 
 

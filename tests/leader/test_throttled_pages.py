@@ -41,7 +41,7 @@ def test_twenty_pages_of_leases_are_assigned_and_renewed():
     world.leases.lease_keys_of = world.leases.view().lease_keys_of
     world.run_until(lambda: sum(map(len, world.held().values())) == 200, limit=300)
     moves = len(world.happened(LeaseMoved))
-    world.run(300)
+    world.run(120)
     assert len(throttled) > 10 * PAGES
     assert not world.happened(LeadershipLost)
     assert len(world.happened(CycleFailed)) <= 1

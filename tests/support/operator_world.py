@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.worker.summary import StopReason
-from tests.support.worker_world import World
+from tests.support.worker_world import LEAD_SECONDS, World
 
 
 class OperatorClock:
@@ -29,6 +29,7 @@ class OperatorWorld(World):
 
     def __init__(self, shards=2, workers=("w-1",), **settings):
         super().__init__(shards=shards, **settings)
+        self._led = self.clock.monotonic() - LEAD_SECONDS
         self.running = {"w-1": self.worker}
         self.ended = {}
         for name in workers[1:]:
@@ -47,13 +48,17 @@ class OperatorWorld(World):
         """As kill -9."""
         return self.running.pop(name)
 
-    def work(self, seconds, step=0.1):
+    def work(self, seconds, step=0.2):
         """Let the workers run; one that is requested to end does so."""
         until = self.clock.monotonic() + seconds
         while self.clock.monotonic() < until:
+            leads = self.clock.monotonic() - self._led >= LEAD_SECONDS
+            if leads:
+                self._led = self.clock.monotonic()
             for name, worker in list(self.running.items()):
                 worker.lease_tick()
-                worker.lead_tick()
+                if leads:
+                    worker.lead_tick()
                 worker.fetch_tick()
                 worker.process_tick()
                 if worker.reporter.drain_requested:

@@ -47,7 +47,7 @@ class Jobs(InlineRangeJobs):
         return self.after(super().run(batch_id, fetches))
 
 
-LEAD_SECONDS = 0.25
+LEAD_SECONDS = 0.5
 """Time between two leader ticks. A cycle costs more than everything else of a tick."""
 
 

@@ -45,6 +45,9 @@ second with a former owner of the child.
 """
 
 SHORTER = {
+    "Java in between, larger batches",
+    "Java, and a table that is put back",
+    "Java, and a table that is replaced",
     "a batch of two leases loses one",
     "a former owner of a child whose parent was deleted",
     "a Java worker finishes a shard, and its lease goes",
@@ -52,6 +55,7 @@ SHORTER = {
     "a shared worker id",
     "a shared worker id across the end of a shard",
     "a shared worker id and a taker",
+    "a table that is put back",
     "commit 1 of the old owner: land_late",
     "commit 2 of the old owner: land_late",
     "there and back",

@@ -13,7 +13,7 @@ LARGE = tuple(f"{leases}x{workers}" for leases, workers in SIZES if workers >= 4
 """The bound is loose for small fleets, of which a plan moves few leases."""
 
 
-@pytest.mark.parametrize("seed", [1, 13])
+@pytest.mark.parametrize("seed", [1, pytest.param(13, marks=pytest.mark.long)])
 def test_a_plan_is_even_and_settled(seed: int) -> None:
     results = [measure(trace, "balanced") for trace in traces(seed, 30)]
     faults = [(one.trace.name, one.faults) for one in results if one.faults]
