@@ -1042,7 +1042,7 @@ class ArrowMemorySkipped(Event):
 class ShardsLeftToOthers(Event):
     """A drain does not wait for the shards that other workers hold and read.
 
-    It is emitted at the start, and at the end if other workers hold other numbers of shards then.
+    It is emitted when the drain is complete.
 
     Attributes:
         worker_id: The worker that drains.

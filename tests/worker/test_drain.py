@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
+from kcl_pipeline.errors import AccessDeniedError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, RowRejected, ShardsLeftToOthers
 from kcl_pipeline.leases.store import Changes
 from kcl_pipeline.worker.stopping.drain import (
+    BAD_ROW_SECONDS,
     LASTING_SECONDS,
     LOOK_SECONDS,
-    MISSING_LIMIT_SECONDS,
     UNREADABLE_LIMIT_SECONDS,
 )
 from kcl_pipeline.worker.summary import StopReason, owners_text
@@ -59,21 +59,6 @@ def test_a_lasting_refusal_ends_the_drain_with_its_error():
     assert "dynamodb:Scan" in world.of(AwsTrouble)[0].error
 
 
-def test_a_table_that_is_gone_ends_the_drain_sooner():
-    world = drained_world()
-
-    def missing(operation, _key):
-        if operation == "Scan":
-            raise NotFoundError("there is no table")
-
-    world.leases.hook(missing, None)
-    began = world.clock.monotonic()
-    with pytest.raises(NotFoundError, match="there is no table"):
-        looks_until_done(world, world.worker.drain_watch(), UNREADABLE_LIMIT_SECONDS)
-    seconds = world.clock.monotonic() - began
-    assert MISSING_LIMIT_SECONDS <= seconds <= MISSING_LIMIT_SECONDS + 3 * LOOK_SECONDS
-
-
 def test_a_refusal_that_passes_is_an_event_and_the_drain_completes():
     world = drained_world()
     refuse_scans(world, until=world.clock.monotonic() + 0.9 * UNREADABLE_LIMIT_SECONDS)
@@ -104,8 +89,8 @@ def test_the_shards_beside_an_unreadable_row_are_drained_and_the_drain_fails():
     began = world.clock.monotonic()
     while not drain.done():
         world.run(0.5)
-        assert world.clock.monotonic() - began < 3 * MISSING_LIMIT_SECONDS
-    assert world.clock.monotonic() - began >= MISSING_LIMIT_SECONDS
+        assert world.clock.monotonic() - began < 3 * BAD_ROW_SECONDS
+    assert world.clock.monotonic() - began >= BAD_ROW_SECONDS
     summary = world.worker.summary(world.worker.reason_of_drain())
     assert summary.reason is StopReason.FAILED
     assert f"row of lease {key} cannot be read" in summary.error
@@ -119,29 +104,12 @@ def test_a_row_that_can_be_read_again_is_drained():
     world.make_leader("other").run_once()
     world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
     drain = world.worker.drain_watch()
-    world.run(0.6 * MISSING_LIMIT_SECONDS)
+    world.run(0.6 * BAD_ROW_SECONDS)
     assert not drain.done()
     world.leases.store.delete(key, [])
     assert looks_until_done_with_leader(world, drain, 600)
     assert world.worker.reason_of_drain() is StopReason.DRAINED
     assert world.data() == [b"a", b"b", b"c", b"d"]
-
-
-def test_a_lease_that_is_not_created_yet_is_waited_for_beside_an_unreadable_row():
-    world = World(shards=3)
-    world.put(*(b"%d" % number for number in range(30)))
-    world.make_leader("other").run_once()
-    for key in ("shardId-000000000001", "shardId-000000000002"):
-        world.leases.store.delete(key, [])
-    key = "shardId-000000000001"
-    world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
-    assert looks_until_done_with_leader(world, world.worker.drain_watch(), 600)
-    assert world.worker.reason_of_drain() is StopReason.FAILED
-    assert "shardId-000000000002" in world.leases.rows()
-    assert set(world.table.rows()["shard_id"].to_pylist()) == {
-        "shardId-000000000000",
-        "shardId-000000000002",
-    }
 
 
 def looks_until_done_with_leader(world: World, drain, seconds: float) -> bool:

@@ -16,14 +16,15 @@ is not waited for. Nor is a stream that was created after the start.
 
 Some shards are not waited for, and then the drain fails and says why: a shard that is paused, after
 `ATTEMPTS`; one whose steps or reads fail with an error that does not pass, after `LASTING_SECONDS`;
-one whose row stays unreadable, after `MISSING_LIMIT_SECONDS`; and those of a stream that is proven
-to be deleted.
+and those of a stream that is proven to be deleted. Beside a row that stays unreadable for
+`BAD_ROW_SECONDS`, the rows that are missing in its stream are not waited for either: the range of
+hash keys of a row that cannot be read is not known.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,8 +50,7 @@ from kcl_pipeline.events import (
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.row import Lease, RejectedRows
 from kcl_pipeline.planning.coverage import find_hole
-from kcl_pipeline.position import Position
-from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.text import counted
 from kcl_pipeline.threads import Due
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
@@ -64,8 +64,8 @@ DESCRIBE_SECONDS: Final = 5.0
 """Time between two descriptions of a stream that may be deleted."""
 UNREADABLE_LIMIT_SECONDS: Final = 60.0
 """How long the lease table may be unreadable. After that the drain fails with the last error."""
-MISSING_LIMIT_SECONDS: Final = 15.0
-"""The same for a lease table that does not exist. A worker that creates it again needs less."""
+BAD_ROW_SECONDS: Final = 15.0
+"""How long a drain waits for a row that cannot be read."""
 ATTEMPTS: Final = 3
 """A drain does not wait for a paused shard after this number of attempts."""
 LASTING_SECONDS: Final = 60.0
@@ -98,8 +98,6 @@ class _Stream:
         had_leases: Whether the table had leases of it at a look.
         unread: Leases that no other worker owns and that this worker has not read, at the last look
             that saw each of them: the leader deletes those of a stream that was created again.
-        reported: Keys of the leases whose loss was reported.
-        listed: Its shards, if a hole had to be compared with them.
     """
 
     stream: StreamId
@@ -107,8 +105,6 @@ class _Stream:
     is_deleted: bool = False
     had_leases: bool = False
     unread: dict[str, Lease] = field(default_factory=dict)
-    reported: set[str] = field(default_factory=set)
-    listed: tuple[Shard, ...] | None = None
 
     def leases_of(self, groups: Mapping[str | None, Sequence[Lease]]) -> Sequence[Lease]:
         """Return the leases of this stream. The groups have the leases by their stream."""
@@ -130,9 +126,9 @@ class _Stream:
     @property
     def sentence(self) -> str | None:
         """A sentence that says what was not read. None: nothing is known to be lost."""
-        if not self.is_deleted or (self.had_leases and not self.reported):
+        if not self.is_deleted or (self.had_leases and not self.unread):
             return None
-        what = f"{len(self.reported)} of its shards were" if self.had_leases else "it was"
+        what = f"{len(self.unread)} of its shards were" if self.had_leases else "it was"
         return f"the stream {self.stream.name} was deleted during the drain; {what} not read"
 
 
@@ -172,16 +168,17 @@ class DrainWatch:
         self._rejected = RejectedRows(dependencies.events)
         self._due = Due(dependencies.clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
         self._unreadable_since: float | None = None
-        self._unreadable: dict[str, tuple[float, str]] = {}
+        # Unreadable rows: since when, and why
+        self._bad_rows: dict[str, tuple[float, str]] = {}
         self._rows: dict[str, tuple[str | None, str | None, int]] = {}
         self._renewed: dict[str, str | None] = {}
         self._read: set[str] = set()
         self._was_through = False
-        self._failing_since: dict[str, float] = {}
-        self._given_up: dict[str, str] = {}
+        # Errors that do not pass: since when, and which
+        self._failing: dict[str, tuple[float, str]] = {}
         self._not_waited_for: set[str] = set()
+        self._unfinished = 0
         self.elsewhere: dict[str, int] = {}
-        self._emitted: dict[str, int] | None = None
 
     def done(self) -> bool:
         """Return whether the drain is complete; False between two reads of the table.
@@ -189,8 +186,7 @@ class DrainWatch:
         The processing thread calls it when no batch is in work.
 
         Raises:
-            AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`, or was
-                missing for `MISSING_LIMIT_SECONDS`.
+            AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`.
         """
         self._note_read()
         was_through, self._was_through = self._was_through, self._is_through()
@@ -204,9 +200,11 @@ class DrainWatch:
         for lease in leases:
             groups[lease.stream].append(lease)
         of_stream = [(stream, stream.leases_of(groups)) for stream in self._streams]
+        self._note_elsewhere([lease for _, leases in of_stream for lease in leases])
         # Each stream notes its leases, also if an earlier one is waited for.
         finished = [self._is_finished(stream, leases) for stream, leases in of_stream]
-        self._note_elsewhere([lease for _, leases in of_stream for lease in leases], all(finished))
+        if all(finished):
+            self._report()
         return all(finished)
 
     def unread(self) -> str | None:
@@ -214,11 +212,11 @@ class DrainWatch:
         sentences = [stream.sentence for stream in self._streams if stream.sentence is not None]
         sentences += [
             f"a shard was not read, because the row of lease {key} cannot be read: {reason}"
-            for key, (_, reason) in sorted(self._unreadable.items())
+            for key, (_, reason) in sorted(self._bad_rows.items())
         ]
-        if self._given_up:
-            key, error = min(self._given_up.items())
-            count = counted(len(self._given_up), "shard was", "shards were")
+        if given_up := self._given_up():
+            key, error = min(given_up.items())
+            count = counted(len(given_up), "shard was", "shards were")
             sentences.append(f"{count} not read to the end: {key}: {error}")
         return "; ".join(sentences) or None
 
@@ -239,7 +237,6 @@ class DrainWatch:
         if not stream.is_deleted and (has_hole or any(map(self._fails, unsettled))):
             self._describe(stream)
         if stream.is_deleted:
-            self._report_lost(stream)
             return len(here) == len(unsettled)
         return not unsettled and not has_hole
 
@@ -259,35 +256,16 @@ class DrainWatch:
     def _has_hole(self, stream: _Stream, leases: Iterable[Lease]) -> bool:
         """Return whether a row is missing: not created yet, deleted, or not seen by a scan.
 
-        A row that stays unreadable is not missing. Rows that Java 2.x wrote may have no hash range
-        until the leader adds it. Then nothing is known.
+        Rows that Java 2.x wrote may have no hash range until the leader adds it. Then nothing is
+        known, as beside a row that stays unreadable.
         """
+        until = self._dependencies.clock.monotonic() - BAD_ROW_SECONDS
         unfinished = [lease for lease in leases if not lease.ended]
         ranges = [lease.hash_key_range for lease in unfinished if lease.hash_key_range is not None]
-        if len(ranges) < len(unfinished) or find_hole(ranges) is None:
-            return False
-        now = self._dependencies.clock.monotonic()
-        lasting = {
-            key
-            for key, (since, _) in self._unreadable.items()
-            if stream.has_row(key) and now - since >= MISSING_LIMIT_SECONDS
-        }
-        ranges += [
-            shard.hash_key_range
-            for shard in (self._listed(stream) if lasting else ())
-            if stream.stream.lease_key(shard.shard_id) in lasting
-        ]
-        return find_hole(ranges) is not None
-
-    def _listed(self, stream: _Stream) -> Collection[Shard]:
-        """Return the shards of a stream. They are read once; none, if they cannot be read now."""
-        if stream.listed is None:
-            try:
-                stream.listed = tuple(self._dependencies.kinesis.list_shards(stream.stream))
-            except AwsError as error:
-                what = f"ListShards of {stream.stream.name} for the drain"
-                self._dependencies.events(AwsTrouble(what, str(error)))
-        return stream.listed or ()
+        has_bad_row = any(
+            since <= until and stream.has_row(key) for key, (since, _) in self._bad_rows.items()
+        )
+        return not has_bad_row and len(ranges) == len(unfinished) and find_hole(ranges) is not None
 
     # -- what is noted between two looks, and at a look
 
@@ -330,15 +308,13 @@ class DrainWatch:
             self._dependencies.events(AwsTrouble("Scan of the leases for the drain", str(error)))
             if self._unreadable_since is None:
                 self._unreadable_since = now
-            is_missing = isinstance(error, NotFoundError)
-            limit = MISSING_LIMIT_SECONDS if is_missing else UNREADABLE_LIMIT_SECONDS
-            if now - self._unreadable_since >= limit:
+            if now - self._unreadable_since >= UNREADABLE_LIMIT_SECONDS:
                 raise
             return None
         self._unreadable_since = None
         self._rejected.note_all(listing.bad_rows)
-        self._unreadable = {
-            row.key: (self._unreadable.get(row.key, (now, ""))[0], row.reason)
+        self._bad_rows = {
+            row.key: (self._bad_rows.get(row.key, (now, ""))[0], row.reason)
             for row in listing.bad_rows
             if any(stream.has_row(row.key) for stream in self._streams)
         }
@@ -361,19 +337,13 @@ class DrainWatch:
         """Give shards up that stay paused, or whose error does not pass, with their descendants."""
         now, paused = self._dependencies.clock.monotonic(), self._paused()
         consumers = self._lifecycle.consumers
-        errors = {
-            key: error
+        self._failing = {
+            key: (self._failing.get(key, (now, ""))[0], error)
             for key, consumer in consumers.items()
             if key not in paused and (error := self._lasting_error(consumer)) is not None
         }
-        self._failing_since = {key: self._failing_since.get(key, now) for key in errors}
-        self._given_up = {
-            key: error
-            for key, error in errors.items()
-            if now - self._failing_since[key] >= LASTING_SECONDS
-        }
-        given_up = {key for key, pause in paused.items() if pause.attempts >= ATTEMPTS}
-        self._not_waited_for = given_up | self._given_up.keys()
+        too_often = {key for key, pause in paused.items() if pause.attempts >= ATTEMPTS}
+        self._not_waited_for = too_often | self._given_up().keys()
         waiting = list(self._not_waited_for)
         children: defaultdict[str, list[str]] = defaultdict(list)
         for consumer in consumers.values() if waiting else ():
@@ -399,9 +369,15 @@ class DrainWatch:
                 return error
         return None
 
-    def _note_elsewhere(self, leases: Iterable[Lease], is_done: bool) -> None:
-        """Note what other workers hold, and emit it at the start and at the end."""
+    def _given_up(self) -> dict[str, str]:
+        """Return the shards whose error lasts too long, with it."""
+        until = self._dependencies.clock.monotonic() - LASTING_SECONDS
+        return {key: error for key, (since, error) in self._failing.items() if since <= until}
+
+    def _note_elsewhere(self, leases: Iterable[Lease]) -> None:
+        """Note what other workers hold."""
         unfinished = [lease for lease in leases if not lease.ended]
+        self._unfinished = len(unfinished)
         owners = Counter(
             owner
             for lease in unfinished
@@ -410,14 +386,26 @@ class DrainWatch:
             and self._renewed.get(lease.lease_key) == owner
         )
         self.elsewhere = {owner: number for owner, number in owners.items() if owner is not None}
-        if self.elsewhere and (
-            self._emitted is None or (is_done and self._emitted != self.elsewhere)
-        ):
-            self._emitted = self.elsewhere
-            number, text = sum(self.elsewhere.values()), owners_text(self.elsewhere)
-            self._dependencies.events(
-                ShardsLeftToOthers(self._dependencies.worker_id, len(unfinished), number, text)
-            )
+
+    def _report(self) -> None:
+        """Emit, at the end, what other workers hold and what is lost with a deleted stream."""
+        me, elsewhere = self._dependencies.worker_id, self.elsewhere
+        if elsewhere:
+            number, text = sum(elsewhere.values()), owners_text(elsewhere)
+            self._dependencies.events(ShardsLeftToOthers(me, self._unfinished, number, text))
+        for stream in [stream for stream in self._streams if stream.is_deleted]:
+            for lease in stream.unread.values():
+                consumer = self._lifecycle.consumers.get(lease.lease_key)
+                position = (None if consumer is None else consumer.committed) or lease.checkpoint
+                self._dependencies.events(
+                    RecordsLost(
+                        me,
+                        lease.lease_key,
+                        LossReason.STREAM_DELETED,
+                        None if position.is_sentinel else position,  # inclusive
+                        stream=stream.stream.name,
+                    )
+                )
 
     # -- a stream that is deleted meanwhile
 
@@ -447,25 +435,3 @@ class DrainWatch:
             self._dependencies.events(
                 AwsTrouble(f"look for {stream.stream.name} in the drain", str(error))
             )
-
-    def _report_lost(self, stream: _Stream) -> None:
-        """Report the shards of a deleted stream that were not read, each once."""
-        for key in sorted(stream.unread.keys() - stream.reported):
-            lease = stream.unread[key]
-            stream.reported.add(key)
-            self._dependencies.events(
-                RecordsLost(
-                    self._dependencies.worker_id,
-                    lease.lease_key,
-                    LossReason.STREAM_DELETED,
-                    self._reached(lease),
-                    stream=stream.stream.name,
-                )
-            )
-
-    def _reached(self, lease: Lease) -> Position | None:
-        """Return the last position that is known to be in the table (inclusive)."""
-        consumer = self._lifecycle.consumers.get(lease.lease_key)
-        committed = None if consumer is None else consumer.committed
-        position = committed or lease.checkpoint
-        return None if position.is_sentinel else position
