@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeVar
 
+from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.events import EventSink, RowRejected
 from kcl_pipeline.leases.codec import (
     COORDINATOR_KEYS,
@@ -37,6 +38,8 @@ from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.text import printable
+
+_T = TypeVar("_T")
 
 LEASE_KEY: Final = "leaseKey"
 ENTITY_TYPE: Final = "entityType"
@@ -299,6 +302,26 @@ class BadRow:
     key: str
     reason: str
     heartbeat: str = ""
+
+
+def read_rows(
+    items: Iterable[Item], read: Callable[[Item], _T], bad: Callable[[Item, str], BadRow]
+) -> tuple[tuple[_T, ...], tuple[BadRow, ...]]:
+    """Read the rows of a scan. A row that cannot be read does not hide the others.
+
+    Args:
+        items: The rows.
+        read: Reads one, or raises `UnreadableRowError`.
+        bad: Returns what is reported of one that cannot be read; the text is the reason.
+    """
+    rows: list[_T] = []
+    bad_rows: list[BadRow] = []
+    for item in items:
+        try:
+            rows.append(read(item))
+        except UnreadableRowError as error:
+            bad_rows.append(bad(item, str(error)))
+    return tuple(rows), tuple(bad_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Final
 
 from kcl_pipeline.errors import NotFoundError, UnreadableRowError, WorkerIdTakenError
@@ -28,7 +29,7 @@ from kcl_pipeline.leases.codec import (
     string,
     text_of,
 )
-from kcl_pipeline.leases.row import ENTITY_TYPE, BadRow
+from kcl_pipeline.leases.row import ENTITY_TYPE, BadRow, read_rows
 from kcl_pipeline.leases.store import (
     AbsentOrEquals,
     AttributeValue,
@@ -381,23 +382,14 @@ class WorkerMetricsTable:
         The worker of an unreadable row is assigned no leases until its next report, which repairs
         the row.
         """
-        found: list[WorkerMetrics] = []
-        bad_rows: list[BadRow] = []
         key_name = self._store.key_name
-        for item in self._store.scan():
-            if is_worker(item):
-                try:
-                    found.append(worker_from_item(item, key_name))
-                except UnreadableRowError as error:
-                    bad_rows.append(
-                        BadRow(
-                            self.name,
-                            text_of(item, key_name) or "",
-                            str(error),
-                            heartbeat_of(item),
-                        )
-                    )
-        return WorkerListing(tuple(found), tuple(bad_rows))
+
+        def bad(item: Item, reason: str) -> BadRow:
+            return BadRow(self.name, text_of(item, key_name) or "", reason, heartbeat_of(item))
+
+        items = filter(is_worker, self._store.scan())
+        read = partial(worker_from_item, key_name=key_name)
+        return WorkerListing(*read_rows(items, read, bad))
 
     def request_drain(self, worker_id: str, *, for_pause: bool = False) -> bool:
         """Request a worker to stop. False if it has no row.

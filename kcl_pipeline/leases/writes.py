@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases import row as rows
 from kcl_pipeline.leases.codec import number, string, string_set, text_of
 from kcl_pipeline.leases.row import (
@@ -31,6 +30,7 @@ from kcl_pipeline.leases.row import (
     is_lease,
     lease_from_item,
     lease_to_item,
+    read_rows,
 )
 from kcl_pipeline.leases.store import (
     Absent,
@@ -127,16 +127,11 @@ class LeaseTable:
 
         Rows of another entity type are skipped. Unreadable rows are in the listing.
         """
-        leases: list[Lease] = []
-        bad_rows: list[BadRow] = []
-        for item in self._store.scan():
-            if not is_lease(item):
-                continue
-            try:
-                leases.append(self._decode(item))
-            except UnreadableRowError as error:
-                bad_rows.append(BadRow(self.name, text_of(item, rows.LEASE_KEY) or "", str(error)))
-        return LeaseListing(tuple(leases), tuple(bad_rows))
+
+        def bad(item: Item, reason: str) -> BadRow:
+            return BadRow(self.name, text_of(item, rows.LEASE_KEY) or "", reason)
+
+        return LeaseListing(*read_rows(filter(is_lease, self._store.scan()), self._decode, bad))
 
     def lease_keys_of(self, owner: str) -> tuple[str, ...]:
         """Return the keys whose `leaseOwner` is `owner`, by the index.
