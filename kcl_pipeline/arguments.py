@@ -8,7 +8,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import check_names, shown, wrong
@@ -20,8 +20,6 @@ MAX_NUMBER: Final = 2**63 - 1
 """Largest number of an argument without another limit (our own limit)."""
 
 _T = TypeVar("_T")
-_R = TypeVar("_R")
-_P = ParamSpec("_P")
 
 
 def checked_arguments(cls: type[_T]) -> type[_T]:
@@ -56,29 +54,6 @@ def checked_arguments(cls: type[_T]) -> type[_T]:
 
     cls.__init__ = construct  # type: ignore[assignment] # (it calls the original constructor)
     return cls
-
-
-def checked_options(what: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a method with keyword-only arguments report unknown arguments by the nearest name.
-
-    Args:
-        what: An argument in words, such as `an option`.
-
-    Returns:
-        A decorator. It keeps the signature of the method.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        known = [p.name for p in inspect.signature(function).parameters.values()][1:]
-
-        @wraps(function)
-        def call(*given: _P.args, **named: _P.kwargs) -> _R:
-            check_names(named, known, what)
-            return function(*given, **named)
-
-        return call
-
-    return decorate
 
 
 def check_flag(name: str, value: object) -> None:

@@ -16,9 +16,7 @@ from kcl_pipeline.processors import ProcessorCalls, ProcessorSink
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
-from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.sink import (
-    InMemoryFunction,
     InMemorySink,
     MemoryBatchWriter,
     MemoryTable,
@@ -30,6 +28,8 @@ from kcl_pipeline.testing.tables import (
 )
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
+from tests.support.memory_function import InMemoryFunction
+from verification.simulation.environment.range_jobs import InlineRangeJobs
 
 
 class Jobs(InlineRangeJobs):

@@ -32,13 +32,13 @@ from kcl_pipeline.testing.conformance import (
     exactly_once_cases,
 )
 from kcl_pipeline.testing.sink import (
-    InMemoryFunction,
     InMemorySink,
     MemoryBatchWriter,
     MemoryLog,
     MemoryTable,
     SinkFault,
 )
+from tests.support.memory_function import InMemoryFunction
 
 every_exactly_once_case = pytest.mark.parametrize("case", exactly_once_cases(), ids=str)
 

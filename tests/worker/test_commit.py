@@ -25,11 +25,12 @@ from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
-from kcl_pipeline.testing.sink import InMemoryFunction, InMemorySink, SinkFault
+from kcl_pipeline.testing.sink import InMemorySink, SinkFault
 from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world
 from tests.support.commit_world import HUNDRED_KEYS, KEYS, NO_RECORDS, STREAM
+from tests.support.memory_function import InMemoryFunction
 
 KEY, CHILD = KEYS[0], KEYS[1]
 NAME = shard_key(STREAM, KEY)

@@ -24,7 +24,6 @@ from kcl_pipeline.events import (
     WorkerStarted,
 )
 from kcl_pipeline.kinesis.ranges import RangeReader
-from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.row_store import MemoryStore
 from kcl_pipeline.testing.sink import MemoryBatchWriter
 from kcl_pipeline.testing.tables import (
@@ -50,6 +49,7 @@ from verification.simulation.environment.machines import (
     is_drawn,
     is_expected,
 )
+from verification.simulation.environment.range_jobs import InlineRangeJobs
 from verification.simulation.environment.scheduler import Host, Scheduler, SimulatedClock
 from verification.simulation.environment.sinks import (
     CheckedTable,

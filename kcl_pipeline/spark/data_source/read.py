@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,6 +38,7 @@ from kcl_pipeline.kinesis.client import (
 )
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.prefetch import Pace
+from kcl_pipeline.kinesis.ranges import rows_through
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
@@ -327,7 +327,7 @@ def _read_with_retries(
 
 def _requested_rows(records: pa.Table, requested: ReadRange) -> pa.Table:
     if requested.through is not None:
-        records = up_to_position(records, requested.through)
+        records = rows_through(records, requested.through)
     # A record belongs to the range by its own arrival time. Kinesis does not promise that these
     # times increase.
     if requested.from_millis is not None:
@@ -352,13 +352,3 @@ def _arrivals(records: pa.Table) -> pa.ChunkedArray:
 def log_event(event: Event) -> None:
     """Log an event of a reader as a warning."""
     LOG.warning("%s", event)
-
-
-def up_to_position(records: pa.Table, position: Position) -> pa.Table:
-    """The rows up to `position` (inclusive) of a table in shard order."""
-    numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
-
-    def position_of(row: int) -> Position:
-        return Position(numbers[row].as_py(), subs[row].as_py())
-
-    return records.slice(0, bisect_right(range(records.num_rows), position, key=position_of))

@@ -24,12 +24,13 @@ from kcl_pipeline.kinesis.client import (
     RecordsPage,
     ShardFilterType,
 )
-from kcl_pipeline.shards import USER_PARTITION_KEY, HashKeyRange, Shard, StreamId
+from kcl_pipeline.kinesis.decode import shard_of
+from kcl_pipeline.shards import USER_PARTITION_KEY, Shard, StreamId
 from kcl_pipeline.testing.kinesis import data as data_plane
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.kinesis.shards import RecordColumns
-from kcl_pipeline.testing.kinesis.state import Answer, Params
+from kcl_pipeline.testing.kinesis.state import Params
 
 
 @contextmanager
@@ -92,18 +93,6 @@ def records_table(stream_name: str, shard_id: str, page: RecordColumns) -> pa.Ta
     return pa.Table.from_arrays(list(columns.values()), schema=RECORD_SCHEMA)
 
 
-def _shard(answer: Answer) -> Shard:
-    keys, numbers = answer["HashKeyRange"], answer["SequenceNumberRange"]
-    return Shard(
-        answer["ShardId"],
-        HashKeyRange(int(keys["StartingHashKey"]), int(keys["EndingHashKey"])),
-        numbers["StartingSequenceNumber"],
-        numbers.get("EndingSequenceNumber"),
-        answer.get("ParentShardId"),
-        answer.get("AdjacentParentShardId"),
-    )
-
-
 class InMemoryKinesis:
     """`KinesisClient` on a `KinesisModel`.
 
@@ -150,7 +139,7 @@ class InMemoryKinesis:
         with _translated("ListShards"):
             while True:
                 answer = self.model.call("ListShards", **params)
-                shards += [_shard(s) for s in answer["Shards"]]
+                shards += [shard_of(s) for s in answer["Shards"]]
                 if "NextToken" not in answer:
                     return tuple(shards)
                 params = {"NextToken": answer["NextToken"]}

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import InputPartition
 
 from kcl_pipeline.errors import RecordsLostError, ThrottledError, UnavailableError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.kinesis.ranges import rows_through
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
 from kcl_pipeline.spark.data_source.batch import plan_ranges
@@ -19,7 +20,7 @@ from kcl_pipeline.spark.data_source.lineage import children_in
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 from kcl_pipeline.spark.data_source.options import parse_options
 from kcl_pipeline.spark.data_source.plan import Limit, Piece, read_rules
-from kcl_pipeline.spark.data_source.read import ReadRange, read_range, up_to_position
+from kcl_pipeline.spark.data_source.read import ReadRange, read_range
 from kcl_pipeline.spark.data_source.tasks import KinesisPartition, partitions_of, read_partition
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from tests.support.data_source_world import DAY, ZERO, Query, World, data, numbered, rows_of
@@ -244,7 +245,7 @@ def test_a_range_ends_exactly_inside_an_aggregate() -> None:
     (table,) = read_range(world.kinesis, wanted, rules, world.clock, random.Random(1))
     assert [row[3] for row in rows_of(table)] == [b"1", b"2"]
     for last in range(4):
-        assert up_to_position(table, Position(number, last)).num_rows == min(last, 2)
+        assert rows_through(table, Position(number, last)).num_rows == min(last, 2)
 
 
 def test_a_range_whose_end_is_gone() -> None:
