@@ -58,6 +58,9 @@ class MotoServices:
             # moto is slow to import, and many tests do not need it.
             from moto.moto_server.werkzeug_app import create_backend_app  # noqa: PLC0415
 
+            from kcl_pipeline.local import moto_items  # noqa: PLC0415 (it imports moto)
+
+            moto_items.install()
             self._applications[service] = create_backend_app(cast("Any", SERVICES[service]))
         return self._applications[service]
 
