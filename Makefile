@@ -11,11 +11,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
+# pip would compile with one process. A file that cannot be compiled is a template in some package.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed ($(PYTHON) is older): install the package python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 
 java: setup
@@ -28,9 +30,11 @@ dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
 # Everything that must pass before a merge. Four processes on two cores, because most tests wait.
-# Types are checked beside the tests, because they take a minute of one core the first time.
+# Types are checked beside the tests, because they take a minute of one core the first time. One process
+# compiles the tests the first time; otherwise each of the four compiles them all.
 test: setup java form audit
 	@$(BIN)/mypy & types=$$!; \
+	test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only --quiet >/dev/null; \
 	$(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder $(if $(DURATIONS),--write-durations); tests=$$?; \
 	wait $$types || { echo "mypy failed: its errors are above, among the lines of the tests"; exit 1; }; \
 	exit $$tests

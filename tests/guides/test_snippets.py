@@ -47,11 +47,13 @@ def project(tmp_path, monkeypatch):
         os.environ |= aws.environment()
         kinesis = boto3.client("kinesis")
         kinesis.create_stream(StreamName="orders", ShardCount=2)
+        records = []
         for number in range(20):
             order = {"id": f"o-{number}", "user": "ann", "amount": 1.5}
             order["time"] = "2026-01-02T03:04:05Z"
             data = b"not json" if number == 7 else json.dumps(order).encode()
-            kinesis.put_record(StreamName="orders", PartitionKey=str(number), Data=data)
+            records.append({"PartitionKey": str(number), "Data": data})
+        assert not kinesis.put_records(StreamName="orders", Records=records)["FailedRecordCount"]
         yield tmp_path
     for name in set(sys.modules) - known:
         if name.startswith("my_"):

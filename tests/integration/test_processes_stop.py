@@ -41,7 +41,7 @@ class Watch:
 
     def run(self) -> None:
         since: dict[str, tuple[object, float]] = {}
-        while not self.stop.wait(0.05):
+        while not self.stop.wait(0.2):
             now = CLOCK.monotonic()
             for key, row in self.fleet.leases().items():
                 if "leaseOwner" not in row:

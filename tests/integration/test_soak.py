@@ -97,6 +97,7 @@ def test_memory_files_count_once_while_they_are_open_or_mapped() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long  # the verdict on such samples is above, and a worker's samples are below
 def test_a_worker_under_steady_load_is_measured() -> None:
     result = soak_for_minutes("arrow", 0.2, 40)
     assert len(result["samples"]) == 24

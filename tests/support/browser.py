@@ -57,7 +57,7 @@ class Browser:
                     f"{[t for t in texts if t not in shown]} not on "
                     f"{self.driver.current_url}:\n{shown}"
                 )
-            CLOCK.sleep(0.2)
+            CLOCK.sleep(0.5)
         return shown
 
     def lines(self) -> list[int]:
