@@ -594,7 +594,7 @@ class DynamoDbStore:
         return self._write(self._client.delete_item, "DeleteItem", key, request, lambda _: None)
 
     def transact(self, writes: Sequence[Write]) -> frozenset[int]:
-        """See `store.RowStore`."""
+        """See `store.LeaseStore`."""
         items = [self._part_of_transaction(write) for write in writes]
         checked = {
             write.store.name for write in writes if isinstance(write, ConditionCheck | Elsewhere)

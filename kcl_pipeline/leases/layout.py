@@ -56,10 +56,7 @@ from kcl_pipeline.leases.store import (
     LeaseStore,
     Outcome,
     Present,
-    Put,
     RowStore,
-    Update,
-    Write,
 )
 from kcl_pipeline.leases.workers import (
     LAST_UPDATE,
@@ -108,10 +105,6 @@ class EntityRows:
         """See `store.RowStore`."""
         return self._outcome(self._inner.delete(key, self._conditions(conditions)))
 
-    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
-        """See `store.RowStore`."""
-        return self._inner.transact([self._write(write) for write in writes])
-
     def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """See `store.RowStore`."""
         return self._inner.check(key, self._conditions(conditions))
@@ -146,14 +139,6 @@ class EntityRows:
             replace(one, attribute=self._inner.key_name) if one.attribute == self.key_name else one
             for one in conditions
         ]
-
-    def _write(self, write: Write) -> Write:
-        if isinstance(write, ConditionCheck | Elsewhere):
-            return write
-        conditions = self._conditions(write.conditions)
-        if isinstance(write, Put):
-            return Put(self._inside(write.item), conditions)
-        return Update(write.key, conditions, write.changes)
 
 
 class WorkerEntityRows(EntityRows):
@@ -333,11 +318,12 @@ class Layout:
         if moved is None:
             return
         key_name = self.coordinator.key_name
-        unchanged = [Equals(name, value) for name, value in moved.items() if name != key_name]
+        attributes = {name: value for name, value in moved.items() if name != key_name}
+        unchanged = [Equals(name, value) for name, value in attributes.items()]
         # If it is refused, a row has changed meanwhile, and the next report tries again.
-        self.coordinator.transact(
+        self.leases.transact(
             [
-                Put(moved, [Absent(key_name)]),
+                Elsewhere(self.coordinator, MIGRATION_KEY, [Absent(key_name)], Changes(attributes)),
                 Elsewhere(self.leases, MIGRATION_KEY, [Present(self.leases.key_name), *unchanged]),
             ]
         )
@@ -644,10 +630,6 @@ class PlacedStore:
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
         return self._on(lambda place: place.delete(key, conditions))
-
-    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
-        """See `store.RowStore`."""
-        return self._on(lambda place: place.transact(writes))
 
     def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """See `store.RowStore`."""

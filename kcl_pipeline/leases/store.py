@@ -200,14 +200,6 @@ class RowStore(Protocol):
         """Change some attributes. Without conditions, a missing row is created."""
         ...
 
-    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
-        """Apply all writes atomically, or none. Each is to another row; at most 100.
-
-        Returns:
-            Indexes of the writes whose conditions do not hold. Empty: all were applied.
-        """
-        ...
-
     def check(self, key: str, conditions: Sequence[Condition]) -> ConditionCheck:
         """Return conditions of a row of this table, for a transaction of any table."""
         ...
@@ -222,7 +214,15 @@ class RowStore(Protocol):
 
 
 class LeaseStore(RowStore, Protocol):
-    """The lease table, which has an index."""
+    """The lease table, which has an index, and whose writes may be transactions."""
+
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
+        """Apply all writes atomically, or none. Each is to another row; at most 100.
+
+        Returns:
+            Indexes of the writes whose conditions do not hold. Empty: all were applied.
+        """
+        ...
 
     def keys_by_owner(self, owner: str) -> tuple[str, ...]:
         """Return the primary keys in the index by `leaseOwner`. Eventually consistent."""

@@ -140,7 +140,7 @@ class MemoryStore:
         )
 
     def transact(self, writes: Sequence[Write]) -> frozenset[int]:
-        """See `store.RowStore`; the hooks receive the keys of the written rows, with commas."""
+        """See `store.LeaseStore`; the hooks receive the keys of the written rows, with commas."""
         keys = [
             text_of(write.item, self.key_name) or "" if isinstance(write, Put) else write.key
             for write in writes

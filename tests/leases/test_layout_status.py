@@ -225,9 +225,9 @@ def test_a_move_that_goes_on_wins_over_a_client_version_that_is_moved_back():
     def change(operation, _key):
         if operation == "TransactWriteItems":
             world.leases.plant(row | {"mb": {"S": "java-2"}})
-            tables.layout.coordinator.before_call = lambda _operation, _key: None
+            tables.layout.leases.before_call = lambda _operation, _key: None
 
-    tables.layout.coordinator.before_call = change
+    tables.layout.leases.before_call = change
     world.report(tables)
     assert world.places("Migration3.0") == ["app"]
     world.report(tables)
