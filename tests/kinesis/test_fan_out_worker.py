@@ -71,7 +71,7 @@ def test_the_buffer_of_a_subscription_with_a_thread_is_bounded(aws: EmbeddedAws)
         put(aws, b"x" * 1_000_000)
     subscription = reader._kinesis._subscription
     wait_for(lambda: subscription._capacity is not None, "an event waits for capacity")
-    assert len(subscription._pages) == 4
+    assert len(subscription._buffer) == 1
     assert subscription.silent_seconds() == 0
     world.stall_clock.advance(3600)
     assert len(data_of(take(reader, 12))) == 12

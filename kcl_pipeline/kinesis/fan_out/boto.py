@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -39,7 +39,7 @@ _OPERATION: Final = "SubscribeToShard"
 IN_USE: Final = "ResourceInUseException"
 _EVENT: Final = "SubscribeToShardEvent"
 
-MAX_BUFFERED_EVENTS: Final = 4
+MAX_BUFFERED_EVENTS: Final = 1
 """Events of 2 MB at most. While the buffer is full, the thread does not read from the connection,
 and flow control stops the service.
 """
@@ -118,7 +118,9 @@ def described_consumer(
 class BotoSubscription:
     """A subscription whose events a thread receives into a bounded buffer.
 
-    Only this thread waits for the connection. No plain lock is held during a wait.
+    Only this thread waits for the connection. No plain lock is held during a wait. The buffer has
+    the bytes of events, which `take` decodes in its caller's thread: columns that each of many
+    threads creates would stay in the memory arena of that thread.
 
     Args:
         events: The event stream of botocore.
@@ -127,7 +129,7 @@ class BotoSubscription:
         clock: The clock.
 
     Attributes:
-        error: The error that ended it. None: a normal end. Set after the last event is buffered.
+        error: The error that ended it. None: a normal end. Valid when `is_over`.
         received: Number of events so far.
     """
 
@@ -140,7 +142,7 @@ class BotoSubscription:
         self._shard_id = shard_id
         self._clock = clock
         self._guard = threading.Lock()
-        self._pages: deque[RecordsPage] = deque()
+        self._buffer: deque[Any] = deque()
         self._waiting_since: float | None = clock.monotonic()
         self._capacity: StopSignal | None = None
         self._closed = False
@@ -153,20 +155,37 @@ class BotoSubscription:
         spawn(name, self._pump)
 
     def take(self) -> RecordsPage | None:
-        """Remove and return the oldest event; None if there is none."""
+        """Remove, decode and return the oldest event; None if there is none. Not thread-safe.
+
+        An event that is an error, or cannot be decoded, ends the subscription.
+        """
         with self._guard:
-            if not self._pages:
+            if not self._buffer:
                 return None
-            page = self._pages.popleft()
+            message = self._buffer.popleft()
             if self._capacity is not None:
                 self._capacity.set()
-            return page
+        try:
+            with self._errors():
+                page = page_of(message, self._stream_name, self._shard_id)
+        except Exception as error:  # noqa: BLE001 (`SubscribedShard` raises it)
+            # The events after it are dropped: reading continues where the last page ended.
+            self.close()
+            with self._guard:
+                self.error, self._over = error, True
+            return None
+        self.received += 1
+        if page.next_iterator is None:
+            self.close()
+            with self._guard:
+                self._over = True
+        return page
 
     @property
     def is_over(self) -> bool:
         """Whether the subscription has ended and all events were taken."""
         with self._guard:
-            return self._over and not self._pages
+            return self._over and not self._buffer
 
     def silent_seconds(self) -> float:
         """Return the time without data; 0 while the buffer is full, and after the end."""
@@ -180,7 +199,7 @@ class BotoSubscription:
         """
         with self._guard:
             self._closed = True
-            self._pages.clear()
+            self._buffer.clear()
             if self._capacity is not None:
                 self._capacity.set()
         # These errors mean: it is closed already, or urllib3 is old. With an old urllib3 the thread
@@ -188,54 +207,61 @@ class BotoSubscription:
         with suppress(AttributeError, ValueError, RuntimeError, OSError):
             self._raw.shutdown()
 
-    def _pump(self) -> None:
-        try:
-            for page in self._received():
-                self._waiting_since = None
-                if not self._put(page) or page.next_iterator is None:
-                    break
-                self._waiting_since = self._clock.monotonic()
-        except Exception as error:  # noqa: BLE001 (`SubscribedShard` raises it)
-            self.error = error
-        finally:
-            self._waiting_since = None
-            with self._guard:
-                self._over = True
+    def _errors(self) -> AbstractContextManager[None]:
+        return subscription_errors(f"{self._shard_id} of {self._stream_name}")
 
-    def _received(self) -> Iterator[RecordsPage]:
+    def _pump(self) -> None:
+        failure: Exception | None = None
         try:
-            with subscription_errors(f"{self._shard_id} of {self._stream_name}"):
+            with self._errors():
                 for message in self._messages:
-                    page = page_of(message, self._stream_name, self._shard_id)
-                    if page is not None:
-                        yield page
+                    if not is_event(message):
+                        continue
+                    self._waiting_since = None
+                    if not self._put(message):
+                        break
+                    self._waiting_since = self._clock.monotonic()
+        except Exception as error:  # noqa: BLE001 (`SubscribedShard` raises it)
+            failure = error
         finally:
             self._raw.close()
+            self._waiting_since = None
+            with self._guard:
+                # What `take` found in an event counts, not that it then shut the socket down.
+                if not self._closed:
+                    self.error = failure
+                self._over = True
 
-    def _put(self, page: RecordsPage) -> bool:
+    def _put(self, message: Any) -> bool:
         """Wait until the buffer has capacity and append the event. Return False when closed."""
         while True:
             with self._guard:
                 if self._closed:
                     return False
-                if len(self._pages) < MAX_BUFFERED_EVENTS:
-                    self._pages.append(page)
-                    self.received += 1
+                if len(self._buffer) < MAX_BUFFERED_EVENTS:
+                    self._buffer.append(message)
                     return True
                 capacity = self._capacity = self._clock.signal()
             capacity.wait(CAPACITY_CHECK_SECONDS)
 
 
-def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage | None:
-    """Return the records of an event; None for a message that is not an event with records.
+def is_event(message: Any) -> bool:
+    """Whether a message of the event stream has records, or is an error."""
+    headers = message.headers
+    return (
+        headers.get(":message-type") in ("exception", "error")
+        or headers.get(":event-type") == _EVENT
+    )
+
+
+def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage:
+    """Return the records of an event.
 
     Raises:
         ClientError: The message is an error.
     """
     if message.headers.get(":message-type") in ("exception", "error"):
         raise _client_error(message)
-    if message.headers.get(":event-type") != _EVENT:
-        return None
     return decode_event(
         message.payload, str(message.headers.get(":content-type", "")), stream_name, shard_id
     )

@@ -19,7 +19,12 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.extras import require
 from kcl_pipeline.kinesis.client import RecordsPage
-from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut, page_of, subscription_errors
+from kcl_pipeline.kinesis.fan_out.boto import (
+    BotoFanOut,
+    is_event,
+    page_of,
+    subscription_errors,
+)
 from kcl_pipeline.threads import Spawn
 
 require("http2", "retrieval.fan_out_http='2'", "write '1.1'")
@@ -178,9 +183,8 @@ class Http2Subscription:
                     code="BrokenEvent",
                     operation="SubscribeToShard",
                 )
-            page = page_of(message, self._stream_name, self._shard_id)
-            if page is not None:
-                return page
+            if is_event(message):
+                return page_of(message, self._stream_name, self._shard_id)
 
     def _end(self, error: Exception | None) -> None:
         if self._closed:
