@@ -92,7 +92,7 @@ class Leaving:
         leader = self._dependencies.leader
         if leader is not None:
             self._bounded("release of the leader lock", leader.release, ROW_SECONDS)
-        self._bounded("note in the row of the worker", self._reporter.note_taken, ROW_SECONDS)
+        self._bounded("note in the row of the worker", self._reporter.note_taken, LEAVE_SECONDS)
 
     def _bounded(self, what: str, step: Callable[[], object], seconds: float) -> None:
         """Run a step, and wait at most `seconds` for it."""
