@@ -62,6 +62,8 @@ _LOCAL: Final = {
     "spark.sql.adaptive.enabled": "false",
     # Otherwise a stack overflow in a task, which one record can cause, ends the driver's JVM.
     "spark.executor.killOnFatalError.depth": "0",
+    # Not on a cluster, whose executors may not have this package.
+    "spark.python.daemon.module": "kcl_pipeline.spark.python_daemon",
 }
 
 
