@@ -80,6 +80,8 @@ soak: setup java
 failover: setup
 	@$(BIN)/python -m benchmarks.failover --json
 
+# The larger bounds of the interleavings and of the models. The largest model has 3.6 million states
+# (four minutes and 2 GB).
 microscope: setup
 	@$(BIN)/python -m verification.interleavings.scenarios --deeper 1
 	@$(BIN)/python -m verification.model.search
