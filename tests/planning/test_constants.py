@@ -19,13 +19,8 @@ plan = strategies.get("balanced")
 
 
 def fleets() -> list[Trace]:
-    """Return the fleets of some seeds, without the largest ones."""
-    return [
-        trace
-        for seed, count in ((1, 30), (13, 30), (517, 20))
-        for trace in traces(seed, count)
-        if len(trace.case.workers) <= 100
-    ]
+    """Return the fleets of a seed for which each constant matters, without the largest ones."""
+    return [trace for trace in traces(517, 20) if len(trace.case.workers) <= 100]
 
 
 def badness() -> tuple[float, int]:

@@ -50,7 +50,7 @@ def quiet_hours(world, hours, *, runs=True):
     for _ in range(0, hours, 12):
         world.clock.advance(12 * HOUR)
         if runs:
-            run(world, 40.0)
+            run(world, 20.0)
 
 
 def checkpoint(world) -> Position:
