@@ -72,9 +72,8 @@ def register(world: World, params: Params) -> Answer:
             "registered consumers already."
         )
     now_millis = world.now_millis()
-    tags = {str(k): str(v) for k, v in (params.get("Tags") or {}).items()}
     consumer = FanOutConsumer(
-        name, f"{stream.arn}/consumer/{name}:{now_millis // 1000}", now_millis, tags
+        name, f"{stream.arn}/consumer/{name}:{now_millis // 1000}", now_millis
     )
     stream.consumers[name] = consumer
     return {"Consumer": _render(consumer, "CREATING")}

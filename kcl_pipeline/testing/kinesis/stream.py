@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.shards import MAX_HASH_KEY, USER_PARTITION_KEY, ChildShard, HashKeyRange
@@ -23,7 +23,6 @@ class FanOutConsumer:
     name: str
     arn: str
     created_millis: int
-    tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
