@@ -30,11 +30,9 @@ dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
 # Everything that must pass before a merge. Four processes on two cores, because most tests wait.
-# Types are checked beside the tests, because they take a minute of one core the first time. One process
-# compiles the tests the first time; otherwise each of the four compiles them all.
+# Types are checked beside the tests, because they take a minute of one core the first time.
 test: setup java form audit
 	@$(BIN)/mypy & types=$$!; \
-	test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only --quiet >/dev/null; \
 	$(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder $(if $(DURATIONS),--write-durations); tests=$$?; \
 	wait $$types || { echo "mypy failed: its errors are above, among the lines of the tests"; exit 1; }; \
 	exit $$tests
