@@ -127,6 +127,18 @@ def test_one_job_finds_all_failing_parts_and_one_checks_the_others(
     assert jobs_of_a_round(spark, transform, tmp_path) == 2
 
 
+def test_a_task_evaluates_many_parts(spark, tmp_path: Path):
+    """A task for each part cost more than the parts, 3 s for each round of a search."""
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    first = scheduler.nextJobId()
+    jobs_of_a_round(spark, failfast, tmp_path)
+    tracker = spark.sparkContext.statusTracker()
+    infos = [tracker.getJobInfo(number) for number in range(first, scheduler.nextJobId())]
+    tasks = [tracker.getStageInfo(stage).numTasks for info in infos for stage in info.stageIds]
+    assert len(tasks) == 2
+    assert max(tasks) <= max(spark.sparkContext.defaultParallelism, 3)
+
+
 def test_without_outcomes_each_part_gets_a_job(
     spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

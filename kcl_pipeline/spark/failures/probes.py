@@ -1,9 +1,9 @@
 """Find the parts of a batch on which a Spark transform fails, without writing files.
 
 A write per part would need a plan, files and a dozen log lines. Here one plan and one job serve
-many parts: each part is one partition of a DataFrame, so each task evaluates one part. This needs a
-transform whose output partitions each come from one input partition. A transform that shuffles (it
-groups, joins or sorts) gets a plan and a job for each part.
+many parts: each part is one partition of a DataFrame. A task evaluates several partitions, one
+after the other. This needs a transform whose output partitions each come from one input partition.
+A transform that shuffles (it groups, joins or sorts) gets a plan and a job for each part.
 
 The results of the parts that do not fail come to the driver as Arrow columns, in one job more, and
 are checked there. A check in the tasks would need a Python process for each core, and one more for
@@ -186,7 +186,10 @@ class SparkProbe:
         numbered = planned[0].withColumn(name, f.spark_partition_id())
         whole = numbered.coalesce(self._tasks(slices)).toArrow()
         numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
-        # Spark returns the rows in the order of their partitions.
+        # Rows come in the order of the tasks, and a task prefers partitions of its host.
+        if np.any(numbers[1:] < numbers[:-1]):
+            order = np.argsort(numbers, kind="stable")
+            numbers, rows = numbers[order], rows.take(pa.array(order))
         edges = np.searchsorted(numbers, np.arange(len(slices) + 1)).tolist()
         return [rows.slice(begin, end - begin) for begin, end in pairwise(edges)]
 
