@@ -51,6 +51,7 @@ SHORTER = {
     "a batch of two leases loses one",
     "a former owner of a child whose parent was deleted",
     "a Java worker finishes a shard, and its lease goes",
+    "a Java worker finishes a shard, and its lease goes, at LATEST",
     "a lost answer with a shared worker id",
     "a shared worker id",
     "a shared worker id across the end of a shard",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kcl_pipeline.events import RecordsLost, ShardStalled
 from kcl_pipeline.leases.row import CHECKPOINT, OWNER
 from tests.support.streams_world import StreamsWorld
 
 STREAM = "orders"
 SHARDS = 4
-MINUTES = 16
 LAG_SECONDS = 15
 
 
@@ -41,12 +42,13 @@ class OnDemandWorld(StreamsWorld):
         return [row for row in self.leases.rows().values() if row[CHECKPOINT]["S"] != "SHARD_END"]
 
 
-def test_shards_change_every_minute_under_load():
+@pytest.mark.parametrize("minutes", [8, pytest.param(16, marks=pytest.mark.long)])
+def test_shards_change_every_minute_under_load(minutes):
     world = OnDemandWorld(STREAM)
     assert len(world.open_shards()) == SHARDS
     for name in ("w1", "w2", "w3"):
         world.start(name, STREAM)
-    for minute in range(MINUTES):
+    for minute in range(minutes):
         for second in range(60 - LAG_SECONDS):
             world.put(STREAM, 8, f"{minute}-{second}")
             world.run(1)
@@ -56,7 +58,7 @@ def test_shards_change_every_minute_under_load():
         # Every record is in the table long before the next change.
         assert world.run_until(world.has_all, LAG_SECONDS) < LAG_SECONDS
 
-    assert len(world.open_shards()) == SHARDS + MINUTES // 2
+    assert len(world.open_shards()) == SHARDS + minutes // 2
     assert world.of(ShardStalled) == []
     assert world.of(RecordsLost) == []
     owned = [row[OWNER]["S"] for row in world.unfinished()]
