@@ -10,13 +10,19 @@ import pytest
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError
+from kcl_pipeline.kinesis.client import NO_RECORDS, RecordsPage
+from kcl_pipeline.kinesis.fan_out.consumers import Consumers
+from kcl_pipeline.kinesis.fan_out.source import SubscribedShard
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.testing.clock import ShiftedClock
+from kcl_pipeline.testing.clock import ShiftedClock, VirtualClock
 from kcl_pipeline.testing.kinesis import subscriptions as kinesis_subscriptions
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
+from kcl_pipeline.threads import spawn_thread
 from tests.support.fan_out_world import (
     FanOutWorld,
     break_connections,
@@ -78,6 +84,58 @@ def test_a_silent_subscription_claims_no_time(aws: EmbeddedAws) -> None:
         assert reader.read() is None
     assert reader.read_up_to_millis <= known + 7_000, "events come every five seconds"
     close(reader)
+
+
+class HandedEvents:
+    """A fan-out client with one subscription, whose events the test hands over."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.error = None
+        self.received = 0
+        self.is_over = False
+        self.events: list[RecordsPage] = []
+        self.waits_since: float | None = clock.monotonic()
+
+    def subscribe(self, *_: Any, **__: Any) -> HandedEvents:
+        return self
+
+    def start(self, _name: str, _spawn: Any) -> None:
+        pass
+
+    def take(self) -> RecordsPage | None:
+        return self.events.pop(0) if self.events else None
+
+    def silent_seconds(self) -> float:
+        return 0.0 if self.waits_since is None else self.clock.monotonic() - self.waits_since
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("was_on_its_way", [True, False])
+def test_an_event_that_a_full_buffer_kept_on_its_way_has_its_own_time(
+    was_on_its_way: bool,
+) -> None:
+    """It says what was true when it was sent, also if nothing could be taken shortly before."""
+    clock = VirtualClock()
+    model = KinesisModel(clock)
+    model.create_stream("orders")
+    kinesis = InMemoryKinesis(model)
+    stream = kinesis.resolve_stream("orders", multi_stream=False)
+    handed: Any = HandedEvents(clock)
+    consumers = Consumers(handed, "orders-app", {str(stream.arn): "consumer"}, clock)
+    shard = SubscribedShard(
+        kinesis, handed, consumers, RetrievalSettings(), clock, spawn_thread, ZERO
+    )
+    sent = model.world.now_millis()
+    assert shard.get_records(stream, ZERO, "TRIM_HORIZON", 1).served_millis is None
+    clock.advance(60)  # the reader waits for memory
+    handed.waits_since = None if was_on_its_way else clock.monotonic() - 1
+    assert shard.get_records(stream, ZERO, "TRIM_HORIZON", 1).served_millis is None
+    handed.events.append(RecordsPage(NO_RECORDS, "1", 0))
+    page = shard.get_records(stream, ZERO, "TRIM_HORIZON", 1)
+    assert page.served_millis == (sent if was_on_its_way else sent + 60_000)
 
 
 def test_a_record_without_a_key_has_a_null_key(aws: EmbeddedAws) -> None:

@@ -137,7 +137,10 @@ class SubscribedShard:
                 page.bytes,
                 self._served_millis(),
             )
-        self._empty_at = asked_at
+        silent = subscription.silent_seconds()
+        # An event that a full buffer kept on its way arrives within a poll: it is older than this.
+        if self._clock.monotonic() - silent <= asked_at - POLL_SECONDS:
+            self._empty_at = asked_at
         if subscription.is_over:
             self._drop()
             if subscription.error is not None:
@@ -148,7 +151,7 @@ class SubscribedShard:
                     code="EmptySubscription",
                     operation="SubscribeToShard",
                 )
-        elif (silent := subscription.silent_seconds()) > self._settings.fan_out_stall_millis / 1000:
+        elif silent > self._settings.fan_out_stall_millis / 1000:
             self._drop()
             raise UnavailableError(
                 f"the subscription to {self._lease_key} has been silent for {silent:.0f} s",
@@ -172,7 +175,8 @@ class SubscribedShard:
     def _served_millis(self) -> int | None:
         """Return a time of the service before the event that was taken.
 
-        The event arrived after the last time that the buffer was empty, and may have waited since.
+        The event arrived after the last time that nothing was on its way, and may have waited
+        since.
         """
         if self._service is None:
             return None
