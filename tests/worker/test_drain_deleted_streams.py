@@ -89,6 +89,19 @@ def test_a_deleted_stream_is_left_out_and_reported(streams):
     assert world.data() == sorted(one for one in world.sent if one.startswith(b"a-"))
 
 
+def test_a_drain_that_is_stopped_before_its_end_has_reported_the_loss():
+    """The next one does not wait for a stream that does not exist, and reports nothing."""
+    world, kinesis = draining(SEVERAL, "a", "b")
+    keys = keys_of(world, "b")
+    world.delete("b")
+    world.clock.advance(1)
+    kinesis.held.discard("b")
+    world.run(20)
+    assert not world.drains["w"].done(), "the other stream is waited for"
+    assert {event.lease_key for event in world.of(RecordsLost)} == keys
+    assert len(world.of(RecordsLost)) == len(keys) == 2
+
+
 def test_the_loss_begins_after_the_last_committed_position():
     world, kinesis = draining(SEVERAL, "a")
     world.run(4)

@@ -98,6 +98,7 @@ class _Stream:
         had_leases: Whether the table had leases of it at a look.
         unread: Leases that no other worker owns and that this worker has not read, at the last look
             that saw each of them: the leader deletes those of a stream that was created again.
+        reported: Keys of the leases whose loss was reported.
     """
 
     stream: StreamId
@@ -105,6 +106,7 @@ class _Stream:
     is_deleted: bool = False
     had_leases: bool = False
     unread: dict[str, Lease] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
 
     def leases_of(self, groups: Mapping[str | None, Sequence[Lease]]) -> Sequence[Lease]:
         """Return the leases of this stream. The groups have the leases by their stream."""
@@ -126,9 +128,9 @@ class _Stream:
     @property
     def sentence(self) -> str | None:
         """A sentence that says what was not read. None: nothing is known to be lost."""
-        if not self.is_deleted or (self.had_leases and not self.unread):
+        if not self.is_deleted or (self.had_leases and not self.reported):
             return None
-        what = f"{len(self.unread)} of its shards were" if self.had_leases else "it was"
+        what = f"{len(self.reported)} of its shards were" if self.had_leases else "it was"
         return f"the stream {self.stream.name} was deleted during the drain; {what} not read"
 
 
@@ -203,8 +205,10 @@ class DrainWatch:
         self._note_elsewhere([lease for _, leases in of_stream for lease in leases])
         # Each stream notes its leases, also if an earlier one is waited for.
         finished = [self._is_finished(stream, leases) for stream, leases in of_stream]
-        if all(finished):
-            self._report()
+        if all(finished) and self.elsewhere:
+            me, number = self._dependencies.worker_id, sum(self.elsewhere.values())
+            text = owners_text(self.elsewhere)
+            self._dependencies.events(ShardsLeftToOthers(me, self._unfinished, number, text))
         return all(finished)
 
     def unread(self) -> str | None:
@@ -237,6 +241,7 @@ class DrainWatch:
         if not stream.is_deleted and (has_hole or any(map(self._fails, unsettled))):
             self._describe(stream)
         if stream.is_deleted:
+            self._report_lost(stream)
             return len(here) == len(unsettled)
         return not unsettled and not has_hole
 
@@ -387,26 +392,6 @@ class DrainWatch:
         )
         self.elsewhere = {owner: number for owner, number in owners.items() if owner is not None}
 
-    def _report(self) -> None:
-        """Emit, at the end, what other workers hold and what is lost with a deleted stream."""
-        me, elsewhere = self._dependencies.worker_id, self.elsewhere
-        if elsewhere:
-            number, text = sum(elsewhere.values()), owners_text(elsewhere)
-            self._dependencies.events(ShardsLeftToOthers(me, self._unfinished, number, text))
-        for stream in [stream for stream in self._streams if stream.is_deleted]:
-            for lease in stream.unread.values():
-                consumer = self._lifecycle.consumers.get(lease.lease_key)
-                position = (None if consumer is None else consumer.committed) or lease.checkpoint
-                self._dependencies.events(
-                    RecordsLost(
-                        me,
-                        lease.lease_key,
-                        LossReason.STREAM_DELETED,
-                        None if position.is_sentinel else position,  # inclusive
-                        stream=stream.stream.name,
-                    )
-                )
-
     # -- a stream that is deleted meanwhile
 
     def _fails(self, lease: Lease) -> bool:
@@ -434,4 +419,24 @@ class DrainWatch:
         except AwsError as error:
             self._dependencies.events(
                 AwsTrouble(f"look for {stream.stream.name} in the drain", str(error))
+            )
+
+    def _report_lost(self, stream: _Stream) -> None:
+        """Report the shards of a deleted stream that were not read, each once.
+
+        Not at the end of the drain: a drain that is stopped before would lose them in silence.
+        """
+        for key in sorted(stream.unread.keys() - stream.reported):
+            stream.reported.add(key)
+            lease = stream.unread[key]
+            consumer = self._lifecycle.consumers.get(lease.lease_key)
+            position = (None if consumer is None else consumer.committed) or lease.checkpoint
+            self._dependencies.events(
+                RecordsLost(
+                    self._dependencies.worker_id,
+                    lease.lease_key,
+                    LossReason.STREAM_DELETED,
+                    None if position.is_sentinel else position,  # inclusive
+                    stream=stream.stream.name,
+                )
             )
