@@ -319,3 +319,23 @@ def test_rows_without_hash_ranges_do_not_hold_a_drain():
     for key in world.leases.rows():
         world.leases.store.update(key, [], Changes(remove=("startingHashKey", "endingHashKey")))
     assert looks_until_done(world, world.worker.drain_watch(), 10)
+
+
+def test_a_scan_older_than_the_end_of_a_shard_does_not_complete_a_drain():
+    """It shows the shard as unfinished, and has no rows of the children that nobody reads."""
+    world = World(shards=1, buffered=True)
+    world.put(b"a", b"b")
+    world.run(5)
+    before = world.leases.list_leases()
+    drain = world.worker.drain_watch()
+    refuse_scans(world, until=world.clock.monotonic() + 5)
+    assert not looks_until_done(world, drain, 4), "the shard is read to its tip"
+    world.model.split("orders", "shardId-000000000000")
+    world.put(*(b"%d" % number for number in range(20)))
+    while not world.leases.get("shardId-000000000000").ended:
+        world.run_without_leader(0.1)
+    scan, world.leases.list_leases = world.leases.list_leases, lambda: before
+    assert not looks_until_done(world, drain, 10)
+    world.leases.list_leases = scan
+    assert looks_until_done_with_leader(world, drain, 60)
+    assert len(world.data()) == 22

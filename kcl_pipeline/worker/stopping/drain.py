@@ -253,8 +253,9 @@ class DrainWatch:
             owner = lease.actual_owner
             is_elsewhere = owner not in (None, self._dependencies.worker_id)
             return is_elsewhere and self._renewed.get(lease.lease_key) == owner
-        # The children of a shard that ends have no rows before it is at SHARD_END.
-        is_ending = consumer.state is ConsumerState.ENDING
+        # The children of a shard that ends have no rows before it is at SHARD_END. After that, a
+        # row that is not at SHARD_END is an old one, and the scan has no rows of the children.
+        is_ending = consumer.state in (ConsumerState.ENDING, ConsumerState.ENDED)
         is_read = lease.unique_key in self._read and not is_ending
         return is_read or lease.lease_key in self._not_waited_for
 
