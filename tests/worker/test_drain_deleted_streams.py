@@ -102,6 +102,29 @@ def test_a_drain_that_is_stopped_before_its_end_has_reported_the_loss():
     assert len(world.of(RecordsLost)) == len(keys) == 2
 
 
+def test_what_a_worker_that_is_gone_has_not_read_is_lost_with_its_rows():
+    """The leader deletes its leases with the former stream, before they expire."""
+    world = StreamsWorld(*SEVERAL)
+    for stream in SEVERAL:
+        world.put(stream, 10, stream)
+    world.start("v", *SEVERAL, kinesis=Kinesis(world, "b"))
+    world.run(8)
+    keys = keys_of(world, "b")
+    del world.workers["v"]
+    world.start("w", *SEVERAL, drain=True)
+    world.run(2)
+    world.drains["w"].done()
+    world.delete("b")
+    for key in keys:  # as the leader does when the stream was created again
+        world.leases.store.delete(key, [])
+    world.run_until(world.drains["w"].done, LIMIT)
+    lost = world.of(RecordsLost)
+    assert {event.lease_key for event in lost} == keys
+    assert len(lost) == len(keys) == 2
+    assert summary(world).reason is StopReason.FAILED
+    assert "2 of its shards were not read" in summary(world).error
+
+
 def test_the_loss_begins_after_the_last_committed_position():
     world, kinesis = draining(SEVERAL, "a")
     world.run(4)

@@ -96,8 +96,9 @@ class _Stream:
         describe_at: When it may be described again (monotonic seconds).
         is_deleted: Whether the stream is proven to be deleted.
         had_leases: Whether the table had leases of it at a look.
-        unread: Leases that no other worker owns and that this worker has not read, at the last look
-            that saw each of them: the leader deletes those of a stream that was created again.
+        unread: Leases that this worker has not read and of which no other worker is known to be
+            alive, at the last look that saw each of them: the leader deletes those of a stream that
+            was created again, also while their rows name a worker that was killed.
         reported: Keys of the leases whose loss was reported.
     """
 
@@ -235,14 +236,16 @@ class DrainWatch:
         here = [lease for lease in unsettled if lease.actual_owner in (None, me)]
         for lease in leases:
             stream.unread.pop(lease.unique_key, None)
-        unread = [lease for lease in here if lease.unique_key not in self._read]
+        unread = [lease for lease in unsettled if lease.unique_key not in self._read]
         stream.unread |= {lease.unique_key: lease for lease in unread}
         has_hole = self._has_hole(stream, leases)
         if not stream.is_deleted and (has_hole or any(map(self._fails, unsettled))):
             self._describe(stream)
         if stream.is_deleted:
-            self._report_lost(stream)
-            return len(here) == len(unsettled)
+            is_over = len(here) == len(unsettled)
+            if is_over:
+                self._report_lost(stream)
+            return is_over
         return not unsettled and not has_hole
 
     def _is_settled(self, lease: Lease) -> bool:
