@@ -9,6 +9,7 @@ import pytest
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, RowRejected, ShardsLeftToOthers
 from kcl_pipeline.leases.store import Changes
+from kcl_pipeline.shards import MAX_HASH_KEY
 from kcl_pipeline.worker.stopping.drain import (
     BAD_ROW_SECONDS,
     LASTING_SECONDS,
@@ -95,6 +96,32 @@ def test_the_shards_beside_an_unreadable_row_are_drained_and_the_drain_fails():
     assert summary.reason is StopReason.FAILED
     assert f"row of lease {key} cannot be read" in summary.error
     assert 0 < len(world.data()) < 30
+
+
+def test_shards_that_wait_for_the_children_of_an_unreadable_row_do_not_hold_the_drain():
+    """Their ends failed in turns, so that no look saw all of them settled."""
+    world = StreamsWorld("a", shards=3)
+    world.put("a", 10, "a")
+    world.start("v", "a")
+    world.run(20)
+    del world.workers["v"]
+    key = "shardId-000000000001"
+    world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
+    world.start("w", "a", drain=True)
+    middle = str(MAX_HASH_KEY // 2)
+    world.model.call("SplitShard", StreamName="a", ShardToSplit=key, NewStartingHashKey=middle)
+    for seconds, (shard, adjacent) in ((1, "03"), (30, "42")):
+        world.run(seconds)
+        world.model.call(
+            "MergeShards",
+            StreamName="a",
+            ShardToMerge=f"shardId-00000000000{shard}",
+            AdjacentShardToMerge=f"shardId-00000000000{adjacent}",
+        )
+    world.run_until(world.drains["w"].done, 90)
+    reason = world.workers["w"].reason_of_drain()
+    assert reason is StopReason.FAILED
+    assert f"row of lease {key} cannot be read" in world.workers["w"].summary(reason).error
 
 
 def test_a_row_that_can_be_read_again_is_drained():

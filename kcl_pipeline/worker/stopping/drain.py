@@ -17,8 +17,8 @@ is not waited for. Nor is a stream that was created after the start.
 Some shards are not waited for, and then the drain fails and says why: a shard that is paused, after
 `ATTEMPTS`; one whose steps or reads fail with an error that does not pass, after `LASTING_SECONDS`;
 and those of a stream that is proven to be deleted. Beside a row that stays unreadable for
-`BAD_ROW_SECONDS`, the rows that are missing in its stream are not waited for either: the range of
-hash keys of a row that cannot be read is not known.
+`BAD_ROW_SECONDS`, the rows that are missing in its stream are not waited for either, nor is a shard
+whose end needs such a row: the range of hash keys of a row that cannot be read is not known.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from kcl_pipeline.errors import (
     StreamReplacedError,
     ThrottledError,
     UnavailableError,
+    UnreadableRowError,
 )
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -85,6 +86,7 @@ _PASSES: Final = frozenset(
     )
 )
 """Names of errors that pass without a person. All others last, also those that nobody expected."""
+_OF_ROWS: Final = frozenset({ShardSyncError.__name__, UnreadableRowError.__name__})
 
 
 @dataclass(slots=True)
@@ -133,6 +135,11 @@ class _Stream:
             return None
         what = f"{len(self.reported)} of its shards were" if self.had_leases else "it was"
         return f"the stream {self.stream.name} was deleted during the drain; {what} not read"
+
+
+def _waits_for_row(consumer: ShardConsumer) -> bool:
+    """Return whether the last step of a shard failed because of the row of another one."""
+    return (consumer.error or "").partition(":")[0] in _OF_ROWS
 
 
 class DrainWatch:
@@ -259,6 +266,9 @@ class DrainWatch:
         # The children of a shard that ends have no rows before it is at SHARD_END. After that, a
         # row that is not at SHARD_END is an old one, and the scan has no rows of the children.
         is_ending = consumer.state in (ConsumerState.ENDING, ConsumerState.ENDED)
+        # Beside a bad row an end may fail for ever: another parent has no row, nobody creates it.
+        if is_ending and _waits_for_row(consumer) and self._has_bad_row(lease.key_of_sibling("")):
+            is_ending = False
         is_read = lease.unique_key in self._read and not is_ending
         return is_read or lease.lease_key in self._not_waited_for
 
@@ -268,13 +278,17 @@ class DrainWatch:
         Rows that Java 2.x wrote may have no hash range until the leader adds it. Then nothing is
         known, as beside a row that stays unreadable.
         """
-        until = self._dependencies.clock.monotonic() - BAD_ROW_SECONDS
         unfinished = [lease for lease in leases if not lease.ended]
         ranges = [lease.hash_key_range for lease in unfinished if lease.hash_key_range is not None]
-        has_bad_row = any(
-            since <= until and stream.has_row(key) for key, (since, _) in self._bad_rows.items()
-        )
+        has_bad_row = self._has_bad_row(stream.stream.lease_key(""))
         return not has_bad_row and len(ranges) == len(unfinished) and find_hole(ranges) is not None
+
+    def _has_bad_row(self, prefix: str) -> bool:
+        """Return whether a row stays unreadable whose key begins with that of its stream."""
+        until = self._dependencies.clock.monotonic() - BAD_ROW_SECONDS
+        return any(
+            since <= until and key.startswith(prefix) for key, (since, _) in self._bad_rows.items()
+        )
 
     # -- what is noted between two looks, and at a look
 
