@@ -33,15 +33,17 @@ class Watch:
 
     Attributes:
         longest: Longest time without a change of a counter of a lease that is held, by key.
+        looked: Set after the first look.
     """
 
     fleet: Fleet
     longest: dict[str, float] = field(default_factory=dict)
+    looked: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         since: dict[str, tuple[object, float]] = {}
-        while not self.stop.wait(0.2):
+        while True:
             now = CLOCK.monotonic()
             for key, row in self.fleet.leases().items():
                 if "leaseOwner" not in row:
@@ -50,6 +52,9 @@ class Watch:
                 if since.get(key, (None, 0.0))[0] != row["leaseCounter"]:
                     since[key] = (row["leaseCounter"], now)
                 self.longest[key] = max(self.longest.get(key, 0.0), now - since[key][1])
+            self.looked.set()
+            if self.stop.wait(0.2):
+                return
 
 
 @dataclass
@@ -78,6 +83,7 @@ class Stage:
         watch = Watch(self.fleet)
         thread = threading.Thread(target=watch.run, daemon=True)
         thread.start()
+        assert watch.looked.wait(30), "the leases cannot be read"
         began = CLOCK.monotonic()
         log = self.folder / "w-1.log"
         self.fleet.send("w-1", signal.SIGTERM)
