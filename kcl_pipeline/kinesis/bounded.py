@@ -22,7 +22,7 @@ from kcl_pipeline.shards import StreamId
 MOST_BEHIND_MILLIS: Final = 3_600_000
 """Largest lag of a page without a record of the range.
 
-With a lag of a day or more, `retention.GapWatch` looks for records that left retention: once a
+With a lag of a day or more, `reader.GapWatch` looks for records that left retention: once a
 minute the reader continues at its last record. Outside the range it would pass the same records
 again and again.
 """

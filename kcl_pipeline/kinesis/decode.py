@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -24,8 +24,9 @@ import pyarrow.compute as pc
 import pybase64
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage, payload_bytes
-from kcl_pipeline.position import MAX_SEQUENCE_NUMBER_DIGITS
+from kcl_pipeline.events import AggregatesRejected
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk, RecordsPage, payload_bytes
+from kcl_pipeline.position import MAX_SEQUENCE_NUMBER_DIGITS, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard, HashKeyRange, Shard
 
 
@@ -964,49 +965,52 @@ class UserRecord:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Deaggregated:
-    """The result of de-aggregating a page.
+def plain_chunk(page: RecordsPage, lease_key: str, after: Position) -> Chunk:
+    """Return the records of a page as Kinesis stores them, without de-aggregation.
 
-    Attributes:
-        records: The user records (`RECORD_SCHEMA`).
-        last_sub_sequence_number: Highest index inside the last Kinesis record of the page,
-            delivered or dropped.
-        dropped_aggregates: KPL aggregates that were dropped.
-        unknown_keys: User records that were delivered with the partition key of their aggregate,
-            or with none if it has none, because their own is unknown.
-        over_limit: Aggregates that were delivered as plain records, because they exceed a limit.
-        first_rejected: Sequence number of the first aggregate that is counted above.
+    Args:
+        page: The page, possibly without records.
+        lease_key: The lease of the shard.
+        after: Position before the page (exclusive).
     """
+    rows, through = page.records.num_rows, after
+    if rows:
+        last = page.records.column("sequence_number")[rows - 1].as_py()
+        through = max(after, Position(last))
+    children = page.child_shards if page.next_iterator is None else None
+    return Chunk(
+        lease_key, page.records, after, through, page.bytes, page.millis_behind_latest, children
+    )
 
-    records: pa.Table
-    last_sub_sequence_number: int = 0
-    dropped_aggregates: int = 0
-    unknown_keys: int = 0
-    over_limit: int = 0
-    first_rejected: str | None = None
 
-
-def deaggregate(records: pa.Table, hash_key_range: HashKeyRange | None) -> Deaggregated:
+def deaggregate(
+    page: RecordsPage, lease_key: str, after: Position, hash_key_range: HashKeyRange | None
+) -> Chunk:
     """De-aggregate a page. Keeps the order, and does not raise for any input of producers.
 
     Args:
-        records: The page (`RECORD_SCHEMA`).
+        page: The page, possibly without records.
+        lease_key: The lease of the shard.
+        after: Position before the page (exclusive).
         hash_key_range: The range of the shard. None: no aggregate is dropped.
+
+    Returns:
+        The user records. `through` is the last user record of the page, delivered or dropped.
     """
-    starts = _starts_like_aggregates(records.column("data"))
+    chunk = plain_chunk(page, lease_key, after)
+    starts = _starts_like_aggregates(page.records.column("data"))
     if not any(starts):
-        return Deaggregated(records)
+        return chunk
     everywhere = hash_key_range is None or (
         hash_key_range.start == 0 and hash_key_range.end == MAX_HASH_KEY
     )
     columns = _Columns()
     last = dropped = over_limit = 0
     first_rejected: str | None = None
-    numbers = records.column("sequence_number")
-    data = records.column("data").to_pylist()
-    keys = records.column("partition_key").to_pylist()
-    hash_keys = records.column("explicit_hash_key").to_pylist()
+    numbers = page.records.column("sequence_number")
+    data = page.records.column("data").to_pylist()
+    keys = page.records.column("partition_key").to_pylist()
+    hash_keys = page.records.column("explicit_hash_key").to_pylist()
     for row, (starts_like_one, value) in enumerate(zip(starts, data, strict=True)):
         last = 0
         try:
@@ -1030,8 +1034,18 @@ def deaggregate(records: pa.Table, hash_key_range: HashKeyRange | None) -> Deagg
             continue
         if columns.add_members(row, keys[row], members):
             first_rejected = first_rejected or numbers[row].as_py()
-    table = columns.table(records)
-    return Deaggregated(table, last, dropped, columns.unknown_keys, over_limit, first_rejected)
+    records = columns.table(page.records)
+    return replace(
+        chunk,
+        records=records,
+        through=max(after, Position(numbers[len(numbers) - 1].as_py(), last)),
+        bytes=payload_bytes(records),
+        rejected=None
+        if first_rejected is None
+        else AggregatesRejected(
+            lease_key, first_rejected, over_limit, dropped, columns.unknown_keys
+        ),
+    )
 
 
 def _starts_like_aggregates(data: pa.ChunkedArray) -> list[bool]:

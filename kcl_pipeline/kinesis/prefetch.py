@@ -213,7 +213,7 @@ class Reader(Protocol):
 
     @property
     def read_up_to_millis(self) -> int | None:
-        """See `retention.GapWatch`."""
+        """See `reader.GapWatch`."""
 
     def read(self) -> Chunk | None:
         """Read once, in bounded time; return None if there is nothing new."""
@@ -242,7 +242,7 @@ class ReadState:
         caught_up: Whether the shard was read to its latest record or its end, and no record is
             buffered.
         error: Error of the last read. None: it succeeded.
-        read_up_to_millis: See `retention.GapWatch`.
+        read_up_to_millis: See `reader.GapWatch`.
         behind_millis: Lag of the last response. None: unknown.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -19,7 +19,6 @@ from kcl_pipeline.errors import (
     SettingsError,
     UnavailableError,
 )
-from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.kinesis.client import (
     MIN_RETENTION_MILLIS,
     NO_RECORDS,
@@ -29,200 +28,11 @@ from kcl_pipeline.kinesis.client import (
     ShardClient,
     payload_bytes,
 )
-from kcl_pipeline.kinesis.decode import Deaggregated, deaggregate
+from kcl_pipeline.kinesis.decode import deaggregate, plain_chunk
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
-
-# Detect records of a shard that left retention before they were read.
-#
-# A read at a position that has left retention silently continues at the oldest record. Two facts
-# show what happened:
-#
-# - An iterator AT_SEQUENCE_NUMBER begins at the record of the position, as long as it exists. A
-#   later first record shows that the record has left retention.
-# - `GapWatch.read_up_to_millis`: all records that arrived by this time are at or before the
-#   position. A quiet shard whose last record has left retention has lost nothing if this time is
-#   in retention.
-#
-# Times are those of the service (`RecordsPage.served_millis`). The clocks of the hosts may differ
-# by hours, and the next reader of the shard may run on another host.
-#
-# A shard that nobody has begun has a time, too, if it is the child of a shard that was read to
-# its end: no record of a child arrived before the last one of its parent. The leases of other
-# shards have the time of their creation.
-#
-# The steady state costs no call: an iterator is requested again only if this time is older than
-# the shortest retention period, at most once a minute.
-
-
-RECHECK_SECONDS: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Records may have left retention between two positions of a shard.
-
-    Attributes:
-        after: Last position that was read (inclusive). Its record does not exist any more.
-        before: The next position that was read. None: nothing is left in the shard.
-        read_up_to_millis: All records that arrived by this time are not after `after`. None:
-            unknown.
-        before_millis: Arrival time of the record at `before`, in epoch milliseconds.
-        served_millis: When the gap was found, on the clock of the service (epoch milliseconds).
-            None: unknown.
-    """
-
-    after: Position
-    before: Position | None
-    read_up_to_millis: int | None
-    before_millis: int | None = None
-    served_millis: int | None = None
-
-
-class GapWatch:
-    """Finds gaps in the reads of one shard. Not thread-safe.
-
-    Args:
-        clock: Measures the time since the last response.
-        on_gap: Receives gaps. None: no gap is looked for.
-        read_up_to_millis: Of an earlier reader of the position. None: unknown.
-        anchor: Of an earlier reader.
-        unbegun_since: Nothing of the shard is in the table, and no record that arrived by this time
-            was to be read, or its lease was created then (epoch milliseconds on the clock of the
-            service). None: the position is a number, or the time is unknown.
-
-    Attributes:
-        anchor: Sequence number at which the iterator was requested, until a response shows whether
-            its record exists. None: there is nothing to find out.
-        unbegun_since: As given, until a response shows whether records have left retention.
-        read_up_to_millis: All records that arrived by this time are not after the position of the
-            reader (epoch milliseconds on the clock of the service). None: unknown.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        on_gap: Callable[[Gap], None] | None,
-        read_up_to_millis: int | None,
-        anchor: str | None,
-        *,
-        unbegun_since: int | None = None,
-    ) -> None:
-        self.anchor = anchor
-        self.read_up_to_millis = read_up_to_millis
-        self._clock = clock
-        self._on_gap = on_gap
-        self._checked = float("-inf")
-        self.unbegun_since = unbegun_since
-        self._overdue = unbegun_since is not None
-        self._served: tuple[int, float] | None = None
-
-    @property
-    def needs_anchor(self) -> bool:
-        """Whether the next iterator must begin at the last record that was read."""
-        return self._overdue or self.anchor is not None
-
-    def begin(self) -> bool:
-        """Begin a read; return whether a new iterator must be requested for it."""
-        now = self._clock.monotonic()
-        if (
-            self._on_gap is None
-            or self.read_up_to_millis is None
-            or now - self._checked < RECHECK_SECONDS
-            or self._now_millis() - self.read_up_to_millis < MIN_RETENTION_MILLIS
-        ):
-            return False
-        self._checked = now
-        self._overdue = True
-        return True
-
-    def _now_millis(self) -> int:
-        if self._served is None:
-            return round(self._clock.wall() * 1000)
-        millis, at = self._served
-        return millis + round((self._clock.monotonic() - at) * 1000)
-
-    def look(self, page: RecordsPage, after: Position) -> None:
-        """Look at a response.
-
-        Args:
-            page: The response.
-            after: Position before it.
-        """
-        behind = page.millis_behind_latest
-        if page.served_millis is not None:
-            self._served = page.served_millis, self._clock.monotonic()
-        if self.needs_anchor:
-            if not page.records.num_rows and behind != 0 and page.next_iterator is not None:
-                return
-            self._decide(page, after)
-        read_up_to = None if behind is None else _read_up_to(page, behind)
-        if read_up_to is not None:
-            self.read_up_to_millis = max(self.read_up_to_millis or 0, read_up_to)
-
-    def _decide(self, page: RecordsPage, after: Position) -> None:
-        first = page.records.column("sequence_number")[0].as_py() if page.records.num_rows else None
-        is_intact = first is not None and self.anchor is not None and int(first) <= int(self.anchor)
-        since, self.unbegun_since = self.read_up_to_millis or self.unbegun_since, None
-        self.anchor, self._overdue = None, False
-        if is_intact or self._on_gap is None:
-            return
-        self._on_gap(
-            Gap(
-                after,
-                None if first is None else Position(first),
-                since,
-                None if first is None else arrival_millis(page, 0),
-                page.served_millis,
-            )
-        )
-
-
-def _read_up_to(page: RecordsPage, behind_millis: int) -> int | None:
-    if page.next_iterator is not None:
-        return None if page.served_millis is None else page.served_millis - behind_millis
-    # The end of a closed shard is not its tip: its children had records long before, perhaps.
-    rows = page.records.num_rows
-    return arrival_millis(page, rows - 1) if rows else None
-
-
-def arrival_millis(page: RecordsPage, row: int) -> int:
-    """Return when a record of a page arrived (epoch milliseconds)."""
-    arrival: datetime = page.records.column("approximate_arrival_timestamp")[row].as_py()
-    return round(arrival.timestamp() * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class FoundGap:
-    """A gap in the reads of a lease's shard, and when it was found (monotonic seconds)."""
-
-    lease_key: str
-    stream: StreamId
-    gap: Gap
-    found_at: float
-
-
-class FoundGaps:
-    """Gaps that readers have found and that nobody has judged yet. Thread-safe."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._gaps: list[FoundGap] = []
-
-    def note(self, lease_key: str, stream: StreamId, gap: Gap) -> None:
-        """Add a gap."""
-        with self._lock:
-            self._gaps.append(FoundGap(lease_key, stream, gap, self._clock.monotonic()))
-
-    def take(self) -> list[FoundGap]:
-        """Remove and return all gaps."""
-        with self._lock:
-            found, self._gaps = self._gaps, []
-        return found
-
 
 ARRIVAL_TOLERANCE_SECONDS: Final = 60.0
 """Our own limit for the difference between the arrival times and the Date header of Kinesis."""
@@ -489,51 +299,27 @@ class ShardReader:
         )
 
     def _chunk(self, page: RecordsPage) -> Chunk | None:
-        ended = page.next_iterator is None
-        if page.records.num_rows == 0:
-            return self.empty_end(page.millis_behind_latest, page.child_shards) if ended else None
-        whole = self._deaggregated(page.records)
-        records = whole.records
+        """Return the records of a page that follow the position. None: there is no news."""
+        chunk = self._deaggregated(page)
+        if chunk.through == self.position and chunk.shard_end is None:
+            return None
         is_resumed = self._last_sequence_number is None and not self._start.is_sentinel
-        if is_resumed or self._gaps.anchor is not None:
-            records = after_position(records, self.position)
-        last = page.records.column("sequence_number")[page.records.num_rows - 1].as_py()
-        through = max(self.position, Position(last, whole.last_sub_sequence_number))
-        if through == self.position and not ended:
-            return None
-        size = page.bytes if records is page.records else payload_bytes(records)
-        return Chunk(
-            self.lease_key,
-            records,
-            self.position,
-            through,
-            size,
-            page.millis_behind_latest,
-            page.child_shards if ended else None,
-            rejected=self._rejected(whole),
-        )
+        if page.records.num_rows and (is_resumed or self._gaps.anchor is not None):
+            records = after_position(chunk.records, self.position)
+            chunk = replace(chunk, records=records, bytes=payload_bytes(records))
+        return chunk
 
-    def _deaggregated(self, records: pa.Table) -> Deaggregated:
+    def _deaggregated(self, page: RecordsPage) -> Chunk:
         if self._settings.skip_kpl_deaggregation:
-            return Deaggregated(records)
-        whole = deaggregate(records, self._hash_key_range)
+            return plain_chunk(page, self.lease_key, self.position)
+        chunk = deaggregate(page, self.lease_key, self.position, self._hash_key_range)
         if self._distribution is not None:
-            if records.column("partition_key").null_count:
+            if page.records.column("partition_key").null_count:
                 self._distribution.note_keyless(self._stream)
-            if whole.dropped_aggregates and self._distribution.is_automatic(self._stream):
-                return deaggregate(records, None)
-        return whole
-
-    def _rejected(self, whole: Deaggregated) -> AggregatesRejected | None:
-        if not (whole.over_limit or whole.dropped_aggregates or whole.unknown_keys):
-            return None
-        return AggregatesRejected(
-            self.lease_key,
-            whole.first_rejected or "",
-            whole.over_limit,
-            whole.dropped_aggregates,
-            whole.unknown_keys,
-        )
+            is_dropped = chunk.rejected is not None and chunk.rejected.misplaced
+            if is_dropped and self._distribution.is_automatic(self._stream):
+                return deaggregate(page, self.lease_key, self.position, None)
+        return chunk
 
     def _confirm_stream(self, since: float | None = None) -> None:
         if self._identity is not None:
@@ -563,22 +349,12 @@ class ShardReader:
         if following is None:
             raise error
         self.ended = True
-        return self.empty_end(None, following, lost=True)
+        return self.empty_end(following, lost=True)
 
-    def empty_end(
-        self, behind: int | None, children: tuple[ChildShard, ...], *, lost: bool = False
-    ) -> Chunk:
+    def empty_end(self, children: tuple[ChildShard, ...], *, lost: bool = False) -> Chunk:
         """Return a chunk without records that ends the shard at the current position."""
-        return Chunk(
-            self.lease_key,
-            NO_RECORDS,
-            self.position,
-            self.position,
-            0,
-            behind,
-            children,
-            lost,
-        )
+        at = self.position
+        return Chunk(self.lease_key, NO_RECORDS, at, at, 0, shard_end=children, lost=lost)
 
 
 def after_position(records: pa.Table, position: Position) -> pa.Table:
@@ -604,3 +380,192 @@ def _check(page: RecordsPage, shard_id: str) -> None:
             code="InvalidAnswer",
             operation="GetRecords",
         )
+
+
+# Detect records of a shard that left retention before they were read.
+#
+# A read at a position that has left retention silently continues at the oldest record. Two facts
+# show what happened:
+#
+# - An iterator AT_SEQUENCE_NUMBER begins at the record of the position, as long as it exists. A
+#   later first record shows that the record has left retention.
+# - `GapWatch.read_up_to_millis`: all records that arrived by this time are at or before the
+#   position. A quiet shard whose last record has left retention has lost nothing if this time is
+#   in retention.
+#
+# Times are those of the service (`RecordsPage.served_millis`). The clocks of the hosts may differ
+# by hours, and the next reader of the shard may run on another host.
+#
+# A shard that nobody has begun has a time, too, if it is the child of a shard that was read to
+# its end: no record of a child arrived before the last one of its parent. The leases of other
+# shards have the time of their creation.
+#
+# The steady state costs no call: an iterator is requested again only if this time is older than
+# the shortest retention period, at most once a minute.
+
+
+RECHECK_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records may have left retention between two positions of a shard.
+
+    Attributes:
+        after: Last position that was read (inclusive). Its record does not exist any more.
+        before: The next position that was read. None: nothing is left in the shard.
+        read_up_to_millis: All records that arrived by this time are not after `after`. None:
+            unknown.
+        before_millis: Arrival time of the record at `before`, in epoch milliseconds.
+        served_millis: When the gap was found, on the clock of the service (epoch milliseconds).
+            None: unknown.
+    """
+
+    after: Position
+    before: Position | None
+    read_up_to_millis: int | None
+    before_millis: int | None = None
+    served_millis: int | None = None
+
+
+class GapWatch:
+    """Finds gaps in the reads of one shard. Not thread-safe.
+
+    Args:
+        clock: Measures the time since the last response.
+        on_gap: Receives gaps. None: no gap is looked for.
+        read_up_to_millis: Of an earlier reader of the position. None: unknown.
+        anchor: Of an earlier reader.
+        unbegun_since: Nothing of the shard is in the table, and no record that arrived by this time
+            was to be read, or its lease was created then (epoch milliseconds on the clock of the
+            service). None: the position is a number, or the time is unknown.
+
+    Attributes:
+        anchor: Sequence number at which the iterator was requested, until a response shows whether
+            its record exists. None: there is nothing to find out.
+        unbegun_since: As given, until a response shows whether records have left retention.
+        read_up_to_millis: All records that arrived by this time are not after the position of the
+            reader (epoch milliseconds on the clock of the service). None: unknown.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        on_gap: Callable[[Gap], None] | None,
+        read_up_to_millis: int | None,
+        anchor: str | None,
+        *,
+        unbegun_since: int | None = None,
+    ) -> None:
+        self.anchor = anchor
+        self.read_up_to_millis = read_up_to_millis
+        self._clock = clock
+        self._on_gap = on_gap
+        self._checked = float("-inf")
+        self.unbegun_since = unbegun_since
+        self._overdue = unbegun_since is not None
+        self._served: tuple[int, float] | None = None
+
+    @property
+    def needs_anchor(self) -> bool:
+        """Whether the next iterator must begin at the last record that was read."""
+        return self._overdue or self.anchor is not None
+
+    def begin(self) -> bool:
+        """Begin a read; return whether a new iterator must be requested for it."""
+        now = self._clock.monotonic()
+        if (
+            self._on_gap is None
+            or self.read_up_to_millis is None
+            or now - self._checked < RECHECK_SECONDS
+            or self._now_millis() - self.read_up_to_millis < MIN_RETENTION_MILLIS
+        ):
+            return False
+        self._checked = now
+        self._overdue = True
+        return True
+
+    def _now_millis(self) -> int:
+        if self._served is None:
+            return round(self._clock.wall() * 1000)
+        millis, at = self._served
+        return millis + round((self._clock.monotonic() - at) * 1000)
+
+    def look(self, page: RecordsPage, after: Position) -> None:
+        """Look at a response.
+
+        Args:
+            page: The response.
+            after: Position before it.
+        """
+        behind = page.millis_behind_latest
+        if page.served_millis is not None:
+            self._served = page.served_millis, self._clock.monotonic()
+        if self.needs_anchor:
+            if not page.records.num_rows and behind != 0 and page.next_iterator is not None:
+                return
+            self._decide(page, after)
+        read_up_to = None if behind is None else _read_up_to(page, behind)
+        if read_up_to is not None:
+            self.read_up_to_millis = max(self.read_up_to_millis or 0, read_up_to)
+
+    def _decide(self, page: RecordsPage, after: Position) -> None:
+        first = page.records.column("sequence_number")[0].as_py() if page.records.num_rows else None
+        is_intact = first is not None and self.anchor is not None and int(first) <= int(self.anchor)
+        since, self.unbegun_since = self.read_up_to_millis or self.unbegun_since, None
+        self.anchor, self._overdue = None, False
+        if is_intact or self._on_gap is None:
+            return
+        self._on_gap(
+            Gap(
+                after,
+                None if first is None else Position(first),
+                since,
+                None if first is None else arrival_millis(page, 0),
+                page.served_millis,
+            )
+        )
+
+
+def _read_up_to(page: RecordsPage, behind_millis: int) -> int | None:
+    if page.next_iterator is not None:
+        return None if page.served_millis is None else page.served_millis - behind_millis
+    # The end of a closed shard is not its tip: its children had records long before, perhaps.
+    rows = page.records.num_rows
+    return arrival_millis(page, rows - 1) if rows else None
+
+
+def arrival_millis(page: RecordsPage, row: int) -> int:
+    """Return when a record of a page arrived (epoch milliseconds)."""
+    arrival: datetime = page.records.column("approximate_arrival_timestamp")[row].as_py()
+    return round(arrival.timestamp() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGap:
+    """A gap in the reads of a lease's shard, and when it was found (monotonic seconds)."""
+
+    lease_key: str
+    stream: StreamId
+    gap: Gap
+    found_at: float
+
+
+class FoundGaps:
+    """Gaps that readers have found and that nobody has judged yet. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._gaps: list[FoundGap] = []
+
+    def note(self, lease_key: str, stream: StreamId, gap: Gap) -> None:
+        """Add a gap."""
+        with self._lock:
+            self._gaps.append(FoundGap(lease_key, stream, gap, self._clock.monotonic()))
+
+    def take(self) -> list[FoundGap]:
+        """Remove and return all gaps."""
+        with self._lock:
+            found, self._gaps = self._gaps, []
+        return found

@@ -14,7 +14,8 @@ from aws_kinesis_agg.deaggregator import deaggregate_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.events import AggregatesRejected
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk, RecordsPage
 from kcl_pipeline.kinesis.decode import (
     KPL_PARTITION_KEY,
     MAGIC,
@@ -23,6 +24,7 @@ from kcl_pipeline.kinesis.decode import (
     decode_aggregate,
     records_table,
 )
+from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from tests.support.kpl_encoder import Aggregate, aggregate_of, delimited, seal, varint
 
@@ -42,6 +44,10 @@ def page(*values: bytes, first: int = 100, key: str | None = None) -> pa.Table:
         arrival_micros=np.arange(rows, dtype=np.int64) * 1_000_000,
         encryption_types=["KMS"] * rows,
     )
+
+
+def deaggregated(records: pa.Table, hash_keys: HashKeyRange | None) -> Chunk:
+    return deaggregate(RecordsPage(records, "next", 0), "shard-1", TRIM_HORIZON, hash_keys)
 
 
 def rows_of(table: pa.Table) -> list[tuple]:
@@ -99,7 +105,7 @@ def test_agrees_with_awslabs_in_both_directions(members) -> None:
 
 def test_sub_records_inherit_and_neighbours_stay() -> None:
     table = page(b"plain", aggregate_of([("a", None, b"1"), ("b", "7", b"2")]), b"after")
-    done = deaggregate(table, None)
+    done = deaggregated(table, None)
     assert done.records.schema == RECORD_SCHEMA
     assert rows_of(done.records) == [
         ("100", 0, "outer-0", None, b"plain"),
@@ -114,19 +120,16 @@ def test_sub_records_inherit_and_neighbours_stay() -> None:
         1,
         2,
     ]
-    assert done.last_sub_sequence_number == 0
+    assert done.through == Position("102")
 
 
 def test_the_last_index_is_that_of_the_last_record_delivered_or_dropped() -> None:
     outside = aggregate_of([("a", "5", b"1"), ("b", "6", b"2"), ("c", "99", b"3")])
-    assert deaggregate(page(b"x", outside), None).last_sub_sequence_number == 2
-    dropped = deaggregate(page(b"x", outside, key=KPL_PARTITION_KEY), HashKeyRange(0, 50))
-    assert (
-        rows_of(dropped.records),
-        dropped.last_sub_sequence_number,
-        dropped.dropped_aggregates,
-    ) == ([("100", 0, KPL_PARTITION_KEY, None, b"x")], 2, 1)
-    assert dropped.first_rejected == "101"
+    assert deaggregated(page(b"x", outside), None).through == Position("101", 2)
+    dropped = deaggregated(page(b"x", outside, key=KPL_PARTITION_KEY), HashKeyRange(0, 50))
+    assert rows_of(dropped.records) == [("100", 0, KPL_PARTITION_KEY, None, b"x")]
+    assert dropped.through == Position("101", 2)
+    assert dropped.rejected == AggregatesRejected("shard-1", "101", 0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_the_last_index_is_that_of_the_last_record_delivered_or_dropped() -> Non
 )
 def test_hash_range_is_inclusive_and_drops_whole_aggregates(low: int, high: int, kept: int) -> None:
     data = aggregate_of([("a", "5", b"1"), ("b", "6", b"2")])
-    found = deaggregate(page(data, key=KPL_PARTITION_KEY), HashKeyRange(low, high))
+    found = deaggregated(page(data, key=KPL_PARTITION_KEY), HashKeyRange(low, high))
     assert found.records.num_rows == kept
 
 
@@ -144,9 +147,9 @@ def test_an_aggregate_of_another_aggregator_is_delivered_whole() -> None:
     for number in range(20):
         aggregator.add_user_record(f"user-{number}", b"%d" % number)
     first_key, _, data = aggregator.clear_and_get().get_contents()
-    found = deaggregate(page(data, key=first_key), HashKeyRange(0, MAX_HASH_KEY // 64))
+    found = deaggregated(page(data, key=first_key), HashKeyRange(0, MAX_HASH_KEY // 64))
     assert [row[4] for row in rows_of(found.records)] == [b"%d" % n for n in range(20)]
-    assert (found.dropped_aggregates, found.first_rejected) == (0, None)
+    assert found.rejected is None
 
 
 def bomb(members: int, key: str = "k" * 256, data: bytes = b"") -> bytes:
@@ -159,12 +162,12 @@ def test_a_memory_bomb_is_one_plain_record() -> None:
     """540 kB would ask for 12 GB: a long key that very many tiny user records share."""
     data = bomb(60_000, key="k" * 180_000)
     tracemalloc.start()
-    found = deaggregate(page(b"before", data, b"after"), None)
+    found = deaggregated(page(b"before", data, b"after"), None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 * len(data)
     assert [row[4] for row in rows_of(found.records)] == [b"before", data, b"after"]
-    assert (found.over_limit, found.first_rejected) == (1, "101")
+    assert found.rejected == AggregatesRejected("shard-1", "101", 1, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -182,19 +185,20 @@ def test_a_memory_bomb_is_one_plain_record() -> None:
     ],
 )
 def test_limits_of_an_aggregate(data: bytes, records: int) -> None:
-    found = deaggregate(page(data), None)
+    found = deaggregated(page(data), None)
     assert found.records.num_rows == records
-    assert found.over_limit == (data in found.records["data"].to_pylist())
+    is_plain = data in found.records["data"].to_pylist()
+    assert found.rejected == (AggregatesRejected("shard-1", "100", 1, 0, 0) if is_plain else None)
 
 
 def test_hash_of_the_partition_key_counts_where_there_is_no_explicit_one() -> None:
     place = int.from_bytes(hashlib.md5("schlüssel".encode()).digest(), "big")
     data = aggregate_of([("schlüssel", None, b"1")])
-    assert deaggregate(page(data), HashKeyRange(place, place + 1)).records.num_rows == 1
+    assert deaggregated(page(data), HashKeyRange(place, place + 1)).records.num_rows == 1
     behind = HashKeyRange(place + 1, MAX_HASH_KEY)
-    assert deaggregate(page(data, key=KPL_PARTITION_KEY), behind).records.num_rows == 0
+    assert deaggregated(page(data, key=KPL_PARTITION_KEY), behind).records.num_rows == 0
     assert (
-        deaggregate(
+        deaggregated(
             page(aggregate_of([("schlüssel", "not a number", b"1")])),
             HashKeyRange(place, place + 1),
         ).records.num_rows
@@ -206,13 +210,13 @@ def test_an_index_outside_its_table_loses_no_neighbour() -> None:
     aggregate = Aggregate().add("a", "5", b"1").add("b", None, b"2").add("c", "6", b"3")
     aggregate.keys = aggregate.keys[:1]
     aggregate.hash_keys = aggregate.hash_keys[:1]
-    done = deaggregate(page(aggregate.encode()), HashKeyRange(0, 10))
+    done = deaggregated(page(aggregate.encode()), HashKeyRange(0, 10))
     assert rows_of(done.records) == [
         ("100", 0, "a", "5", b"1"),
         ("100", 1, "outer-0", None, b"2"),
         ("100", 2, "outer-0", None, b"3"),
     ]
-    assert done.unknown_keys == 2
+    assert done.rejected == AggregatesRejected("shard-1", "100", 0, 0, 2)
 
 
 GOOD = aggregate_of([("a", None, b"1"), ("b", None, b"2")])
@@ -237,14 +241,14 @@ GOOD = aggregate_of([("a", None, b"1"), ("b", None, b"2")])
     ],
 )
 def test_corrupt_aggregates_are_plain_records_and_lose_nothing(broken: bytes) -> None:
-    done = deaggregate(page(broken, GOOD, broken), HashKeyRange(0, MAX_HASH_KEY))
+    done = deaggregated(page(broken, GOOD, broken), HashKeyRange(0, MAX_HASH_KEY))
     assert [(s, d) for s, _, _, _, d in rows_of(done.records)] == [
         ("100", broken),
         ("101", b"1"),
         ("101", b"2"),
         ("102", broken),
     ]
-    assert done.last_sub_sequence_number == 0
+    assert done.through == Position("102")
 
 
 def test_unknown_fields_are_skipped_and_an_aggregate_of_nothing_vanishes() -> None:
@@ -261,15 +265,15 @@ def test_unknown_fields_are_skipped_and_an_aggregate_of_nothing_vanishes() -> No
         UserRecord("a", "1", b"x"),
         UserRecord("b", None, b"y"),
     )
-    nothing = deaggregate(page(b"x", seal(delimited(1, b"key"))), None)
-    assert (nothing.records.num_rows, nothing.last_sub_sequence_number) == (1, 0)
+    nothing = deaggregated(page(b"x", seal(delimited(1, b"key"))), None)
+    assert (nothing.records.num_rows, nothing.through) == (1, Position("101"))
 
 
 def test_a_page_without_the_magic_is_given_back_as_it_is() -> None:
     table = page(b"", b"\xf3", b"\xf3\x89\x9a", b"x" + MAGIC)
-    assert deaggregate(table, HashKeyRange(0, 1)).records is table
+    assert deaggregated(table, HashKeyRange(0, 1)).records is table
     empty = page()
-    assert deaggregate(empty, None).records is empty
+    assert deaggregated(empty, None).records is empty
 
 
 @given(
@@ -284,7 +288,7 @@ def test_a_page_without_the_magic_is_given_back_as_it_is() -> None:
 @settings(max_examples=300, deadline=None)
 def test_never_raises_on_garbage(values: list[bytes], low: int) -> None:
     table = page(*values)
-    done = deaggregate(table, HashKeyRange(low, MAX_HASH_KEY))
+    done = deaggregated(table, HashKeyRange(low, MAX_HASH_KEY))
     done.records.validate(full=True)
     assert done.records.schema == RECORD_SCHEMA
 
@@ -295,7 +299,7 @@ def test_never_raises_on_a_good_message_with_flipped_bytes(members, data) -> Non
     message = bytearray(aggregate_of(members)[4:-16])
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
-    done = deaggregate(page(b"before", seal(bytes(message)), b"after"), None)
+    done = deaggregated(page(b"before", seal(bytes(message)), b"after"), None)
     done.records.validate(full=True)
     plain = [d for s, _, _, _, d in rows_of(done.records) if s != "101"]
     assert plain == [b"before", b"after"]

@@ -14,6 +14,7 @@ import pytest
 
 from kcl_pipeline.kinesis.decode import deaggregate
 from kcl_pipeline.leases.writes import LeaseTable
+from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from verification.simulation import StormOptions, simulate
@@ -130,9 +131,8 @@ def test_aggregates_of_the_traffic_are_those_of_the_decoder():
     kinesis = InMemoryKinesis(streams.model)
     stream = kinesis.resolve_stream("events", multi_stream=False)
     iterator = kinesis.get_shard_iterator(stream, "shardId-000000000000", "TRIM_HORIZON")
-    records = deaggregate(
-        kinesis.get_records(stream, "shardId-000000000000", iterator, 100).records, None
-    ).records
+    page = kinesis.get_records(stream, "shardId-000000000000", iterator, 100)
+    records = deaggregate(page, "shardId-000000000000", TRIM_HORIZON, None).records
     assert [data.split(b"|")[0].decode() for data in records["data"].to_pylist()] == list(told)
     assert [
         (p.position.sequence_number, p.position.sub_sequence_number) for p in told.values()

@@ -68,7 +68,7 @@ class ShardFeed:
 
     @property
     def read_up_to_millis(self) -> int | None:
-        """See `retention.GapWatch`. None: no page was read."""
+        """See `reader.GapWatch`. None: no page was read."""
         return None if self.read_up_to is None else self.read_up_to[1]
 
     def read(self) -> Chunk | None:

@@ -221,7 +221,7 @@ class SourceReader(ShardReader):
     def on_missing(self, _error: NotFoundError) -> Chunk:
         """See the class."""
         self.ended = True
-        return self.empty_end(None, ())
+        return self.empty_end(())
 
 
 def open_reader(

@@ -25,6 +25,7 @@ from kcl_pipeline.kinesis.decode import (
     decode_page,
     records_table,
 )
+from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
@@ -69,7 +70,7 @@ def draw_aggregate(random: Random) -> bytes:
 
 def check_aggregate(value: bytes) -> str:
     """A record is delivered, as it is or de-aggregated, and never much larger than it was."""
-    page = records_table(
+    records = records_table(
         "orders",
         "shardId-000000000001",
         sequence_numbers=[NUMBER],
@@ -78,11 +79,13 @@ def check_aggregate(value: bytes) -> str:
         arrival_micros=np.zeros(1, np.int64),
         encryption_types=[None],
     )
+    page = RecordsPage(records, "next", 0)
     for hash_keys in (None, HashKeyRange(0, MAX_HASH_KEY // 2)):
-        found = deaggregate(page, hash_keys)
+        found = deaggregate(page, "shard-1", TRIM_HORIZON, hash_keys)
         found.records.validate(full=True)
         assert found.records.schema == RECORD_SCHEMA
-        assert found.dropped_aggregates == 0, "only the KPL's own partition key is dropped"
+        misplaced = found.rejected is not None and found.rejected.misplaced
+        assert not misplaced, "only the KPL's own partition key is dropped"
         assert found.records.nbytes <= 4096 + 4 * MAX_EXPANSION * len(value)
     return PLAIN if found.records["data"].to_pylist() == [value] else READ
 
