@@ -32,14 +32,13 @@ from typing import Any, Final
 import psutil
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, ShardRange
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, ShardRange
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures import FailureLimits
-from kcl_pipeline.worker.sources import SourcedBatch
 
 TRANSFORMS: Final = ("jvm", "python", "values", "arrow")
 _COLUMNS: Final = ("records", "found", "seconds", "cpu_seconds", "jobs", "log_lines", "files")
@@ -74,11 +73,13 @@ def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) 
             random.Random(seed + 1),
             lambda: False,
         )
+        paused: dict[str, str] = {}
         jobs, cpu, began = _jobs(session), _cpu_seconds(), time.monotonic()
-        [part] = splitter.run(SourcedBatch(batch, (), records, ()))
+        [part] = splitter.run(batch, paused.update)
         seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu
         numbers = part.failed["shard-0"]["sequence_number"].to_pylist()
-        files = sum(path.is_file() for path in Path(folder).rglob("*")) - len(part.written.files)
+        written = part.written or NOTHING_WRITTEN
+        files = sum(path.is_file() for path in Path(folder).rglob("*")) - len(written.files)
         found = frozenset(int(number) - 1 for number in numbers)
         jobs = _jobs(session) - jobs
     return Result(transform, records, chosen, found, jobs, files, seconds, cpu)

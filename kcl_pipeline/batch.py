@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import pyarrow as pa
 
 from kcl_pipeline.position import Position
+from kcl_pipeline.shards import ChildShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +33,6 @@ class ShardRange:
     after: Position
     through: Position
     rows: int | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Records and the ranges that they come from, one range per lease.
-
-    Attributes:
-        batch_id: Identifies the batch in logs and events.
-        ranges: One range per lease.
-        records: The records (`RECORD_SCHEMA`), possibly no rows.
-        loaded: Whether this process has read the records. False: executors have read and written
-            the ranges, and `records` is empty until this process reads them again.
-    """
-
-    batch_id: str
-    ranges: tuple[ShardRange, ...]
-    records: pa.Table
-    loaded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +77,113 @@ class Written:
 
 
 NOTHING_WRITTEN: Final = Written((), None, 0)
+
+
+class ReadPart(Protocol):
+    """What one read of a shard has brought: a `kinesis.client.Chunk`, or a range of an executor.
+
+    Attributes:
+        lease_key: The lease of the shard.
+        after: First position (exclusive).
+        through: Last position (inclusive).
+        record_count: Number of records.
+        bytes: Payload bytes of the records.
+        data_bytes: Bytes of the records' data, without partition keys.
+        arrival_micros: Sample of the records' arrival times (epoch microseconds).
+        oldest_at: When the first record arrived, in monotonic seconds. None: no record, or unknown.
+        shard_end: The shard ends here and has these children. None: it does not end here.
+        lost: The stream does not list the shard any more.
+    """
+
+    @property
+    def lease_key(self) -> str: ...  # noqa: D102 (see Attributes)
+
+    @property
+    def after(self) -> Position: ...  # noqa: D102
+
+    @property
+    def through(self) -> Position: ...  # noqa: D102
+
+    @property
+    def record_count(self) -> int: ...  # noqa: D102
+
+    @property
+    def bytes(self) -> int: ...  # noqa: D102
+
+    @property
+    def data_bytes(self) -> int: ...  # noqa: D102
+
+    @property
+    def arrival_micros(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @property
+    def oldest_at(self) -> float | None: ...  # noqa: D102
+
+    @property
+    def shard_end(self) -> tuple[ChildShard, ...] | None: ...  # noqa: D102
+
+    @property
+    def lost(self) -> bool: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of several shards that are committed together, from their read to their commit.
+
+    A source makes it with what was read. Each step returns another one that has its result, too. A
+    batch with failing records may be split: then each part is a batch of its own.
+
+    Attributes:
+        batch_id: Identifies the batch in logs and events.
+        ranges: What is committed, one range per lease. It may be empty: then only ends of shards
+            were read.
+        records: The records of the ranges (`RECORD_SCHEMA`), possibly no rows. Failing records that
+            a search has found are not among them.
+        loaded: Whether this process has read the records. False: executors have read and written
+            the ranges, and `records` is empty until this process reads them again.
+        read: The reads that the batch was made of, also those outside of its ranges. A part of a
+            batch has the reads of the whole batch.
+        milliseconds: How long the steps up to now have taken, by their names.
+        written: The files of the records. None: they are not written yet.
+        failed: Records that failed, by lease key (`worker.failures.FAILED_SCHEMA`). They are in
+            none of the files.
+    """
+
+    batch_id: str
+    ranges: tuple[ShardRange, ...]
+    records: pa.Table
+    loaded: bool = True
+    read: tuple[ReadPart, ...] = ()
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    written: Written | None = None
+    failed: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    @property
+    def lease_keys(self) -> tuple[str, ...]:
+        """The leases of the ranges, in their order."""
+        return tuple(part.lease_key for part in self.ranges)
+
+    def by_lease(self, amount: Callable[[ReadPart], int]) -> dict[str, int]:
+        """Return the sum of an amount, such as bytes, over the reads of each range by lease key.
+
+        Failing records are included.
+        """
+        totals = dict.fromkeys(self.lease_keys, 0)
+        reached = {part.lease_key: part.after for part in self.ranges}
+        for part in self.read:
+            if reached.get(part.lease_key) == part.after:
+                totals[part.lease_key] += amount(part)
+                reached[part.lease_key] = part.through
+        return totals
+
+    def oldest_by_lease(self) -> dict[str, float]:
+        """Return when the oldest record of each range arrived, in monotonic seconds, if known."""
+        keys, oldest = set(self.lease_keys), dict[str, float]()
+        for part in self.read:
+            if part.oldest_at is not None and part.lease_key in keys:
+                oldest.setdefault(part.lease_key, part.oldest_at)
+        return oldest
+
 
 REJECTED_SCHEMA: Final = pa.schema(
     [

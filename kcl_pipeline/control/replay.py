@@ -65,10 +65,8 @@ from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, re
 from kcl_pipeline.worker.failures import (
     FailureLimits,
     IsolationStoppedError,
-    SplitBatch,
     dead_letters,
 )
-from kcl_pipeline.worker.sources import SourcedBatch
 from kcl_pipeline.worker.summary import StopReason
 
 if TYPE_CHECKING:
@@ -646,7 +644,7 @@ class LettersReplay:
                     marked = self._retry("mark dead letters as replayed", mark)
                 if part is not None:
                     records += plan.chunks[number][1].records
-                    rows += part.written.rows
+                    rows += 0 if part.written is None else part.written.rows
                     failed += sum(each.num_rows for each in part.failed.values())
                 if self._clock.monotonic() >= next_line:
                     next_line = self._clock.monotonic() + progress_seconds
@@ -660,7 +658,7 @@ class LettersReplay:
             error = STOPPED
         return Replayed(plan, error, records, rows, failed, marked if marks else None)
 
-    def _land(self, plan: ReplayPlan) -> Iterator[tuple[int, SplitBatch | None]]:
+    def _land(self, plan: ReplayPlan) -> Iterator[tuple[int, Batch | None]]:
         """Land chunk after chunk. The caller marks each one before the next begins.
 
         Yields:
@@ -683,21 +681,23 @@ class LettersReplay:
         while stored.number < len(plan.chunks) and not self._stop.is_set():
             number = stored.number
             batch = _batch(plan, number)
-            # one lease makes one part
-            (part,) = steps.run(SourcedBatch(batch, (), batch.records.num_rows, ()))
-            if part.paused:
-                raise TransformFailedError("; ".join(part.paused.values()))
-            if table.table_id is None and part.written.schema is not None:
-                sink.ensure(part.written.schema)
+            paused: dict[str, str] = {}
+            done = list(steps.run(batch, paused.update))
+            if paused:
+                raise TransformFailedError("; ".join(paused.values()))
+            (part,) = done  # one lease makes one part
+            written = part.written or NOTHING_WRITTEN
+            if table.table_id is None and written.schema is not None:
+                sink.ensure(written.schema)
                 table = self._with_entry(sink, plan, number)
-                if not (isinstance(sink, FileKeepingSink) and sink.has_files(part.written)):
+                if not (isinstance(sink, FileKeepingSink) and sink.has_files(written)):
                     continue  # the files are written again, into the table
             if part.failed:
                 failed = dead_letters(part.failed, batch.batch_id, self._clock.wall())
                 sink.write_dead_letters(failed)
             entry = Entry(KEY, stored, _entry_position(plan))
             # Without a table no record of a chunk has made a row up to now
-            if table.table_id is None or self._commit(sink, table.table_id, part.written, entry):
+            if table.table_id is None or self._commit(sink, table.table_id, written, entry):
                 yield number, part
                 stored = entry.becomes
                 continue

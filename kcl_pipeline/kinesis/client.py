@@ -241,3 +241,8 @@ class Chunk:
     def data_bytes(self) -> int:
         """Bytes of the records' data, without partition keys."""
         return data_bytes(self.records)
+
+    @property
+    def arrival_micros(self) -> tuple[int, ...]:
+        """Sample of the records' arrival times (epoch microseconds)."""
+        return sampled_arrivals(self.records)

@@ -95,6 +95,7 @@ class FetchedShard:
         rejected: KPL aggregates that were not de-aggregated.
         gap: The first gap of records that may have left retention.
         keyless: Whether a record has no partition key.
+        oldest_at: See `client.Chunk`. Set by the driver.
     """
 
     lease_key: str
@@ -116,6 +117,7 @@ class FetchedShard:
     gap: Gap | None = None
     data_bytes: int = 0
     keyless: bool = False
+    oldest_at: float | None = None
 
     @property
     def record_count(self) -> int:

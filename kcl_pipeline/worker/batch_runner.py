@@ -27,15 +27,15 @@ from kcl_pipeline.worker.failures import (
     FailureIsolation,
     FailureLimits,
     IsolationStoppedError,
+    Pause,
     PausedShards,
-    SplitBatch,
-    all_paused,
+    only,
     positions_of,
     rejected_records,
     without,
     write_dead_letters,
 )
-from kcl_pipeline.worker.sources import BatchSource, SourcedBatch
+from kcl_pipeline.worker.sources import BatchSource
 from kcl_pipeline.worker.status import Activity, LagTracker, WorkerStats
 
 MAX_SINK_FAILURES: Final = 20
@@ -47,10 +47,9 @@ class _FailedAgainError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """The part of one shard whose record processor has not returned, and its batch."""
+    """The part of one shard whose record processor has not returned."""
 
-    part: SplitBatch
-    sourced: SourcedBatch
+    part: Batch
     consumer: ShardConsumer
 
 
@@ -97,7 +96,6 @@ class BatchRunner:
         sink = dependencies.sink
         self._calls = sink if isinstance(sink, ProcessorCalls) else None
         self._called: dict[str, _Called] = {}
-        self._part: SplitBatch | None = None
         self._serial = 0
         self._incarnation = int(dependencies.clock.wall() * 1000)
         self._sink_failures = 0
@@ -140,20 +138,18 @@ class BatchRunner:
             )
         batch_id = f"{self._dependencies.worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
-            sourced = self._source.next(
-                batch_id, {key: c.committed for key, c in consumers.items()}
-            )
+            batch = self._source.next(batch_id, {key: c.committed for key, c in consumers.items()})
         except SinkError as error:
             self._sink_failed(batch_id, (), error)
             return False
-        if sourced is None:
+        if batch is None:
             self._lifecycle.flush()
             return False
         self._serial += 1
-        if sourced.batch.ranges:
-            self._process(sourced)
-        self._note_ends(sourced)
-        self._restart_gaps(sourced)
+        if batch.ranges:
+            self._process(batch)
+        self._note_ends(batch)
+        self._restart_gaps(batch)
         self._lifecycle.flush()
         return True
 
@@ -168,36 +164,35 @@ class BatchRunner:
             if is_here and consumer.state is ConsumerState.READING:
                 if calls.is_busy(key):
                     continue
-                part = replace(called.part, written=self._write_again(called.part.batch))
                 try:
-                    self._commit_part(part, called.sourced, {key: consumer}, 0.0)
+                    self._commit_part(replace(called.part, written=None), {key: consumer})
                 except SinkError as error:
-                    self._sink_failed(part.batch.batch_id, (key,), error)
-                self._note_ends(called.sourced)
+                    self._sink_failed(called.part.batch_id, (key,), error)
+                self._note_ends(called.part)
                 is_reading = consumer.state is ConsumerState.READING
                 if is_reading and self._source.state_of(key) is None:
                     self._lifecycle.restart(consumer)  # Other shards needed its memory.
             del self._called[key]
             consumer.in_batch = False
 
-    def _process(self, sourced: SourcedBatch) -> None:
+    def _process(self, batch: Batch) -> None:
         """Run the steps of a batch. A part that fails does not prevent the commit of the others."""
-        batch = sourced.batch
-        consumers = {r.lease_key: self._lifecycle.consumers[r.lease_key] for r in batch.ranges}
+        consumers = {key: self._lifecycle.consumers[key] for key in batch.lease_keys}
         waiting = set(consumers)
-        self._lag.took(sourced.oldest_at)
+
+        def pause(reasons: Mapping[str, str]) -> None:
+            self._pause(reasons, consumers)
+            waiting.difference_update(reasons)
+
+        self._lag.took(batch.oldest_by_lease())
         began = self._dependencies.clock.monotonic()
         try:
             with self._in_batch(list(consumers.values())):
-                for part in self._write.run(sourced):  # Steps 1 to 3
-                    self._pause(part.paused, consumers)
-                    waiting -= part.paused.keys()
+                for part in self._write.run(batch, pause):  # Steps 1 to 3
                     # Step 4
                     write_dead_letters(self._dependencies, part.failed, batch.batch_id, consumers)
-                    if part.batch.ranges:
-                        written_millis = (self._dependencies.clock.monotonic() - began) * 1000
-                        self._commit_part(part, sourced, consumers, written_millis)
-                    waiting -= {r.lease_key for r in part.batch.ranges}
+                    self._commit_part(self._with_write_time(part, began), consumers)
+                    waiting.difference_update(part.lease_keys)
                     began = self._dependencies.clock.monotonic()
         except (TableMismatchError, TransformFailedError) as error:
             self._pause(dict.fromkeys(waiting, str(error)), consumers)
@@ -210,13 +205,14 @@ class BatchRunner:
         except IsolationStoppedError:
             self._restart(waiting)
 
-    def _commit_part(
-        self,
-        part: SplitBatch,
-        sourced: SourcedBatch,
-        consumers: dict[str, ShardConsumer],
-        written_millis: float,
-    ) -> None:
+    def _with_write_time(self, part: Batch, began: float) -> Batch:
+        """Note how long the steps before the commit took. A record processor writes nothing."""
+        if self._calls is not None:
+            return part
+        millis = (self._dependencies.clock.monotonic() - began) * 1000
+        return replace(part, milliseconds={**part.milliseconds, "write": millis})
+
+    def _commit_part(self, part: Batch, consumers: dict[str, ShardConsumer]) -> None:
         """Commit a part. If the function of the sink fails on it, commit each shard alone.
 
         A shard whose record processor has not returned is committed when it has.
@@ -225,32 +221,29 @@ class BatchRunner:
         not tried one by one: a function that skips what it has already needs them in order, and
         its error may be that of its store.
         """
-        self._part = part
         try:
-            done = self._commit.run(part.batch, consumers, part.written)
+            done = self._commit.run(part, consumers)
         except TransformFailedError as error:
-            keys = [r.lease_key for r in part.batch.ranges]
+            keys = part.lease_keys
             if len(keys) == 1:
                 if isinstance(error, CallRunningError):
-                    self._called[keys[0]] = _Called(part, sourced, consumers[keys[0]])
+                    self._called[keys[0]] = _Called(part, consumers[keys[0]])
                 else:
                     self._pause({keys[0]: str(error)}, consumers)
                 return
-            records_of = sourced.by_lease(lambda shard: shard.record_count)
             for key in keys:
                 if self._is_stopped():
                     raise IsolationStoppedError from error
-                alone = part.of(key, records_of[key])
+                alone = only(part, [key])
                 if key in consumers:
-                    alone = replace(alone, written=self._write_again(alone.batch))
-                    self._commit_part(alone, sourced, consumers, written_millis)
+                    self._commit_part(alone, consumers)
                 else:  # Its lease was lost.
-                    self._note_done(alone, sourced, None, written_millis)
+                    self._note_done(alone, None)
         else:
-            self._note_done(part, sourced, done, written_millis)
+            self._note_done(part, done)
 
     def _write_again(self, batch: Batch) -> Written:
-        """Write the rest of the current part, after leases of it were lost.
+        """Write a part again, after leases of it were lost.
 
         Raises:
             _FailedAgainError: Records fail that did not fail when the part was written first.
@@ -262,9 +255,8 @@ class BatchRunner:
         except TransformFailedError as error:
             raise _FailedAgainError(str(error)) from error
         if written.rejected is not None:
-            failed = {} if self._part is None else self._part.failed
             for key, records in rejected_records(loaded, written.rejected).items():
-                known = positions_of(failed[key]) if key in failed else ()
+                known = positions_of(batch.failed[key]) if key in batch.failed else ()
                 if not set(positions_of(records)) <= set(known):
                     raise _FailedAgainError(f"records of {key} fail")
         return written
@@ -282,12 +274,10 @@ class BatchRunner:
 
     # -- outcomes of a batch
 
-    def _note_done(
-        self, part: SplitBatch, sourced: SourcedBatch, done: Committed | None, written_millis: float
-    ) -> None:
+    def _note_done(self, part: Batch, done: Committed | None) -> None:
         self._sink_failures = 0
         landed = () if done is None else done.lease_keys
-        lost = [r.lease_key for r in part.batch.ranges if r.lease_key not in landed]
+        lost = [key for key in part.lease_keys if key not in landed]
         if lost:
             self._stats.count(refused_batches=1)
             # Their records left the source. Without this, a drain takes the shards as committed.
@@ -299,13 +289,10 @@ class BatchRunner:
             return
         self.pauses.resume(done.lease_keys)
         self._lag.committed(done.lease_keys)
-        records_of = sourced.by_lease(lambda shard: shard.record_count)
-        for r in part.batch.ranges:
-            failed = part.failed.get(r.lease_key)
-            self._limits.note(
-                r.lease_key, records_of[r.lease_key], 0 if failed is None else failed.num_rows
-            )
-        self._stats.note_commit(part, sourced, done, written_millis)
+        for key, records in part.by_lease(lambda read: read.record_count).items():
+            failed = part.failed.get(key)
+            self._limits.note(key, records, 0 if failed is None else failed.num_rows)
+        self._stats.note_commit(part, done)
 
     def _pause(self, paused: Mapping[str, str], consumers: dict[str, ShardConsumer]) -> None:
         """Pause these shards. They are not read until their next attempt."""
@@ -336,36 +323,36 @@ class BatchRunner:
                 consumer.error = error or consumer.error
                 self._lifecycle.restart(consumer)
 
-    def _restart_gaps(self, sourced: SourcedBatch) -> None:
-        """Restart shards whose parts do not follow their committed position; else they stall."""
-        used = {r.lease_key for r in sourced.batch.ranges}
-        for part in sourced.shard_parts:
-            consumer = self._lifecycle.consumers.get(part.lease_key)
+    def _restart_gaps(self, batch: Batch) -> None:
+        """Restart shards whose reads do not follow their committed position; else they stall."""
+        used = set(batch.lease_keys)
+        for read in batch.read:
+            consumer = self._lifecycle.consumers.get(read.lease_key)
             if (
                 consumer is None
-                or part.lease_key in used
+                or read.lease_key in used
                 or consumer.state is not ConsumerState.READING
-                or part.after == consumer.committed
+                or read.after == consumer.committed
             ):
                 continue
             self._dependencies.events(
                 AwsTrouble(
-                    f"read of {part.lease_key}",
-                    f"records after {part.after} do not follow {consumer.committed}",
+                    f"read of {read.lease_key}",
+                    f"records after {read.after} do not follow {consumer.committed}",
                 )
             )
             self._lifecycle.restart(consumer)
 
-    def _note_ends(self, sourced: SourcedBatch) -> None:
-        for part in sourced.shard_parts:
-            consumer = self._lifecycle.consumers.get(part.lease_key)
+    def _note_ends(self, batch: Batch) -> None:
+        for read in batch.read:
+            consumer = self._lifecycle.consumers.get(read.lease_key)
             if (
-                part.shard_end is not None
+                read.shard_end is not None
                 and consumer is not None
                 and consumer.state is ConsumerState.READING
-                and consumer.committed == part.through
+                and consumer.committed == read.through
             ):
-                consumer.reach_end(part.shard_end, shard_gone=part.lost)
+                consumer.reach_end(read.shard_end, shard_gone=read.lost)
 
 
 class WriteSteps:
@@ -391,36 +378,40 @@ class WriteSteps:
         self._load = load
         self._failures = FailureIsolation(writer, limits, rng, stop)
 
-    def run(self, sourced: SourcedBatch) -> Iterator[SplitBatch]:
+    def run(self, batch: Batch, pause: Pause) -> Iterator[Batch]:
         """Write the batch; yield its parts. A lease is in one part. Without failures, one part.
+
+        Args:
+            batch: The batch, as the source has made it.
+            pause: Pauses the leases that are in no part.
 
         Raises:
             SinkError: Loading or writing failed, or Spark did.
             IsolationStoppedError: The worker stops.
         """
-        batch, written = sourced.batch, sourced.written
         # 1. Load, unless executors have written the batch and rejected no record.
-        if not batch.loaded and (written is None or written.rejected is not None):
+        if not batch.loaded and (batch.written is None or batch.written.rejected is not None):
             batch = self._load(batch)
         # 2. Write, unless executors did. If they failed, this process may not.
         mismatch: ResultMismatchError | None = None
-        if written is None:
+        if batch.written is None:
             try:
                 written = self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
+                batch = replace(batch, written=written)
             except BrokenTransformError as error:
-                yield all_paused(batch, str(error))
+                pause(dict.fromkeys(batch.lease_keys, str(error)))
                 return
             except ResultMismatchError as error:
                 mismatch = error
             except TransformFailedError:
                 pass  # Step 3 finds the records.
         # 3. Isolate failures.
-        if written is None:
-            yield from self._failures.isolate_failures(batch, mismatch)
-        elif written.rejected is not None:
-            yield self._failures.judge(batch, written)
-        else:
-            yield SplitBatch(batch, written, sourced.records)
+        if batch.written is None:
+            yield from self._failures.isolate_failures(batch, pause, mismatch)
+        elif batch.written.rejected is None:
+            yield batch
+        elif (judged := self._failures.judge(batch, pause)) is not None:
+            yield judged
 
 
 class CommitSteps:
@@ -451,12 +442,11 @@ class CommitSteps:
         self._worker_id = worker_id
         self._activity = activity
 
-    def run(
-        self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
-    ) -> Committed | None:
-        """Commit a written batch; return None when no shard of it is left.
+    def run(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Committed | None:
+        """Commit a batch; return None when no shard of it is left.
 
-        `consumers` has each shard of the batch. Refused ones are removed from it.
+        It is written first, if it is a part of what was written. `consumers` has each shard of the
+        batch. Refused ones are removed from it.
 
         Raises:
             SinkError: The sink stays unusable, or the worker stops (`CommitStoppedError`).
@@ -464,19 +454,20 @@ class CommitSteps:
         timings: dict[str, float] = {}
         # Each attempt lands, or leaves a shard out. One more if the batch creates the table.
         for _ in range(len(batch.ranges) + 2):
+            written = batch.written
+            if written is None:
+                with self._timed(timings, "rewrite"):
+                    written = self._write(batch)
             self._activity.enter(HangStep.COMMITTING)
             with self._timed(timings, "commit"):
                 result = self._commit.commit(batch, consumers, written)
             if result.landed:
-                keys = tuple(r.lease_key for r in batch.ranges)
-                return Committed(keys, written.rows, result.version, timings)
+                return Committed(batch.lease_keys, written.rows, result.version, timings)
             if result.refused:
                 self._leave_out(batch, consumers, result.refused)
-                batch = without(batch, result.refused)
+            batch = replace(without(batch, result.refused), written=None)
             if not batch.ranges:
                 return None
-            with self._timed(timings, "rewrite"):
-                written = self._write(batch)
         raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")
 
     def _leave_out(

@@ -32,7 +32,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
 from kcl_pipeline.events import RecordsDeadLettered, ShardPaused, ShardResumed
@@ -63,17 +63,18 @@ def records_of(batch: Batch, lease_keys: Collection[str]) -> pa.Table:
 
 
 def without(batch: Batch, lease_keys: Collection[str]) -> Batch:
-    """Return the batch without the ranges and records of these leases."""
+    """Return the batch without the ranges and records of these leases. It must be written again."""
     if not lease_keys:
         return batch
     ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)
     records = records_of(batch, [part.lease_key for part in ranges])
-    return replace(batch, ranges=ranges, records=records)
+    failed = {key: rows for key, rows in batch.failed.items() if key not in lease_keys}
+    return replace(batch, ranges=ranges, records=records, written=None, failed=failed)
 
 
 def only(batch: Batch, lease_keys: Collection[str]) -> Batch:
     """Return the batch with the ranges and records of these leases alone."""
-    return without(batch, [r.lease_key for r in batch.ranges if r.lease_key not in lease_keys])
+    return without(batch, [key for key in batch.lease_keys if key not in lease_keys])
 
 
 JUDGED_RECORDS: Final = 20
@@ -295,48 +296,12 @@ _PIECES_AT_ONCE: Final = 256
 _NOT_TOGETHER: Final = "the transform takes these records one by one, but not together: "
 
 Probe = Callable[[Sequence[pa.Table]], Sequence[str | None]]
+Pause = Callable[[Mapping[str, str]], None]
+"""Pauses leases, given the reason of each by its key. None of them is committed."""
 
 
 class IsolationStoppedError(Exception):
     """The worker was asked to stop before all failing records were found."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitBatch:
-    """A part of a batch that is committed in one commit.
-
-    Attributes:
-        batch: The ranges that are committed, and their records without the failed ones.
-        written: The files of these records.
-        records: Number of records in the ranges, including the failed ones.
-        failed: Failed records by lease key (`FAILED_SCHEMA`).
-        paused: Why a lease is not committed, by lease key. None of these leases is in `batch`.
-    """
-
-    batch: Batch
-    written: Written
-    records: int
-    failed: Mapping[str, pa.Table] = field(default_factory=dict)
-    paused: Mapping[str, str] = field(default_factory=dict)
-
-    def of(self, lease_key: str, records: int) -> SplitBatch:
-        """Return the part of one lease, with this number of records. It must be written again."""
-        batch = only(self.batch, [lease_key])
-        failed = {lease_key: self.failed[lease_key]} if lease_key in self.failed else {}
-        return SplitBatch(batch, NOTHING_WRITTEN, records, failed)
-
-
-def all_paused(batch: Batch, reason: str, paused: Mapping[str, str] | None = None) -> SplitBatch:
-    """Return a part that commits nothing and pauses every lease.
-
-    Args:
-        batch: The batch.
-        reason: Reason of leases that are not in `paused`.
-        paused: Reasons by lease key.
-    """
-    nothing = replace(batch, ranges=(), records=batch.records.slice(0, 0))
-    reasons = {part.lease_key: reason for part in batch.ranges} | dict(paused or {})
-    return SplitBatch(nothing, NOTHING_WRITTEN, 0, {}, reasons)
 
 
 class FailureIsolation:
@@ -362,12 +327,13 @@ class FailureIsolation:
         self._is_stopped = stop
 
     def isolate_failures(
-        self, batch: Batch, mismatch: ResultMismatchError | None = None
-    ) -> Iterator[SplitBatch]:
+        self, batch: Batch, pause: Pause, mismatch: ResultMismatchError | None = None
+    ) -> Iterator[Batch]:
         """Write a loaded batch that failed as a whole, in parts. Healthy leases come first.
 
         Args:
             batch: The batch.
+            pause: Pauses the leases that are in no part.
             mismatch: Why the columns of its result do not fit the table. If each record has this
                 failure, no record is at fault, and all shards pause. None: it failed otherwise.
 
@@ -376,12 +342,12 @@ class FailureIsolation:
             IsolationStoppedError: The worker stops.
         """
         if mismatch is not None and self._is_failure_of_all(batch.records):
-            yield all_paused(batch, str(mismatch))
+            pause(dict.fromkeys(batch.lease_keys, str(mismatch)))
             return
-        shards = {r.lease_key: records_of(batch, [r.lease_key]) for r in batch.ranges}
+        shards = {key: records_of(batch, [key]) for key in batch.lease_keys}
         healthy = self._healthy(shards)
         if healthy:
-            yield from self._written(only(batch, healthy), {}, "")
+            yield from self._written(only(batch, healthy), pause, "")
         failing = {key: records for key, records in shards.items() if key not in healthy}
         if not failing:
             return
@@ -390,14 +356,11 @@ class FailureIsolation:
         found = search.run()
         over = {key: self._over_text(key, failing[key], f) for key, f in found.items() if f.over}
         if over:
-            yield all_paused(only(batch, over), "", over)
+            pause(over)
         rows = {key: failures.errors for key, failures in found.items() if key not in over}
         if rows:
-            failed = {key: failed_rows(failing[key], errors) for key, errors in rows.items()}
             rest = _without_rows(only(batch, rows), failing, rows)
-            yield from self._written(
-                rest, {key: f for key, f in failed.items() if f.num_rows}, _NOT_TOGETHER
-            )
+            yield from self._written(rest, pause, _NOT_TOGETHER)
 
     def _is_failure_of_all(self, records: pa.Table) -> bool:
         """Return whether each record of the batch, or of a sample, fails alone."""
@@ -414,75 +377,71 @@ class FailureIsolation:
         fails = {key for key, error in zip(with_records, errors, strict=True) if error is not None}
         return [key for key in shards if key not in fails]
 
-    def _written(
-        self, batch: Batch, failed: Mapping[str, pa.Table], why: str
-    ) -> Iterator[SplitBatch]:
+    def _written(self, batch: Batch, pause: Pause, why: str) -> Iterator[Batch]:
         """Write leases together; each alone if the transform fails on all of them together.
 
         Args:
-            batch: The leases, without their `failed` records.
-            failed: Failed records by lease key.
+            batch: The leases, without their failed records.
+            pause: Pauses the leases that are in no part.
             why: Begin of the reason of a lease that fails alone, too.
         """
         try:
-            yield self.judge(batch, self._write(batch), failed)
+            judged = self.judge(self._with_files(batch), pause)
         except TransformFailedError as error:
             if len(batch.ranges) == 1:
-                is_mismatch = isinstance(error, ResultMismatchError)
-                yield all_paused(batch, str(error) if is_mismatch else f"{why}{error}")
+                reason = str(error) if isinstance(error, ResultMismatchError) else f"{why}{error}"
+                pause({batch.ranges[0].lease_key: reason})
                 return
-            for part in batch.ranges:
-                key = part.lease_key
-                of_lease = {key: failed[key]} if key in failed else {}
-                yield from self._written(only(batch, [key]), of_lease, why)
+            for key in batch.lease_keys:
+                yield from self._written(only(batch, [key]), pause, why)
+        else:
+            if judged is not None:
+                yield judged
 
-    def judge(
-        self, batch: Batch, written: Written, failed: Mapping[str, pa.Table] | None = None
-    ) -> SplitBatch:
+    def judge(self, batch: Batch, pause: Pause) -> Batch | None:
         """Check the failed records of a written batch against the limits.
 
-        The batch is written again without the leases that exceed their limit.
+        The batch is written again without the leases that exceed their limit, which pause.
 
         Args:
-            batch: A loaded batch without the `failed` records.
-            written: The result of writing it, with the records that the transform rejected.
-            failed: Records that failed before, by lease key.
+            batch: A loaded and written batch.
+            pause: Pauses leases.
 
         Returns:
-            The part to commit. Its `paused` has the leases that exceed their limit.
+            The part to commit, whose failed records include those that the transform rejected.
+            None: all leases pause.
         """
-        failed = failed or {}
         paused: dict[str, str] = {}
         while True:
             try:
-                merged = _merged(failed, batch, written)
+                failed = _all_failed(batch)
             except BrokenTransformError as error:
-                return all_paused(batch, str(error), paused)
+                pause(dict.fromkeys(batch.lease_keys, str(error)) | paused)
+                return None
             over = {
                 key: reason
-                for key, records in merged.items()
-                if (reason := self._over(key, batch, failed, records)) is not None
+                for key, records in failed.items()
+                if (reason := self._over(key, batch, records)) is not None
             }
             if not over:
-                total = batch.records.num_rows + sum(f.num_rows for f in failed.values())
-                return SplitBatch(batch, written, total, merged, paused)
+                break
             paused |= over
-            batch = without(batch, over)
-            failed = {key: records for key, records in failed.items() if key not in over}
-            written = self._write(batch)
+            batch = self._with_files(without(batch, over))
+        # Not before: if a write fails, each lease is written alone, and judged again.
+        if paused:
+            pause(paused)
+        return replace(batch, failed=failed) if batch.ranges else None
 
-    def _over(
-        self, key: str, batch: Batch, failed: Mapping[str, pa.Table], merged: pa.Table
-    ) -> str | None:
+    def _over(self, key: str, batch: Batch, failed: pa.Table) -> str | None:
         """Return why a lease exceeds its limit; None: it does not."""
         records = records_of(batch, [key]).num_rows
-        records += failed[key].num_rows if key in failed else 0
-        if merged.num_rows <= self._limits.of(key, records):
+        records += batch.failed[key].num_rows if key in batch.failed else 0
+        if failed.num_rows <= self._limits.of(key, records):
             return None
-        first = merged.slice(0, 1)
+        first = failed.slice(0, 1)
         return (
             f"{first['error'][0].as_py()} (the record at {_place(first, 0)}); "
-            f"{merged.num_rows} of {records} records fail, and "
+            f"{failed.num_rows} of {records} records fail, and "
             f"{self._limits.reason(key, records)}"
         )
 
@@ -497,8 +456,9 @@ class FailureIsolation:
             first = f"{failures.errors[row]} (the record at {_place(records, row)})"
         return f"{first}; {failures.over}, and {self._limits.reason(key, records.num_rows)}"
 
-    def _write(self, batch: Batch) -> Written:
-        return self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
+    def _with_files(self, batch: Batch) -> Batch:
+        has_records = batch.records.num_rows > 0
+        return replace(batch, written=self._writer.write(batch) if has_records else NOTHING_WRITTEN)
 
 
 @dataclass(slots=True)
@@ -659,28 +619,32 @@ def _at_least(count: int, samples: int, share: float) -> float:
     )
 
 
-def _merged(failed: Mapping[str, pa.Table], batch: Batch, written: Written) -> dict[str, pa.Table]:
-    merged = dict(failed)
-    if written.rejected is not None:
-        for key, records in rejected_records(batch, written.rejected).items():
-            merged[key] = pa.concat_tables([merged[key], records]) if key in merged else records
-    return merged
+def _all_failed(batch: Batch) -> dict[str, pa.Table]:
+    """Return the failed records of a batch, with those that the transform rejected."""
+    failed = dict(batch.failed)
+    if batch.written is not None and batch.written.rejected is not None:
+        for key, records in rejected_records(batch, batch.written.rejected).items():
+            failed[key] = pa.concat_tables([failed[key], records]) if key in failed else records
+    return failed
 
 
 def _without_rows(
     batch: Batch, shards: Mapping[str, pa.Table], errors: Mapping[str, Mapping[int, str]]
 ) -> Batch:
-    """Return the batch without the failing records. The order is kept."""
-    kept = []
-    for part in batch.ranges:
-        records, bad = shards[part.lease_key], errors[part.lease_key]
+    """Move the failing records of a batch to `failed`. The order of the others is kept."""
+    kept, failed = [], {}
+    for key in batch.lease_keys:
+        records, bad = shards[key], errors[key]
         rows = [row for row in range(records.num_rows) if row not in bad]
         kept.append(records.take(pa.array(rows, pa.int64())) if bad else records)
+        if bad:
+            failed[key] = failed_rows(records, bad)
     ranges = zip(batch.ranges, kept, strict=True)
     return replace(
         batch,
         ranges=tuple(replace(part, rows=records.num_rows) for part, records in ranges),
         records=pa.concat_tables(kept),
+        failed=failed,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, ShardRange, Written
+from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble
@@ -32,7 +32,6 @@ from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.commit import ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.sources import SourcedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class RangeSource:
 
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]
-    ) -> SourcedBatch | None:
+    ) -> Batch | None:
         began = self._dependencies.clock.monotonic()
         chosen = self._choose(began)
         if not chosen:
@@ -201,12 +200,12 @@ class RangeSource:
             ),
         )
         self._note(chosen, done, began)
-        sourced = self._sourced(batch_id, fetches, done, committed)
-        if sourced is not None:
-            self._batch_at = began
-        return sourced and replace(
-            sourced, milliseconds={"job": (self._dependencies.clock.monotonic() - began) * 1000}
-        )
+        batch = self._batch_of(batch_id, fetches, done, committed)
+        if batch is None:
+            return None
+        self._batch_at = began
+        job_millis = (self._dependencies.clock.monotonic() - began) * 1000
+        return replace(batch, milliseconds={"job": job_millis})
 
     def _proven(self, fetch: ShardFetch, shard: FetchedShard, ended: float) -> FetchedShard:
         """Accept the end or absence of a shard only if the identity of the stream is confirmed.
@@ -346,13 +345,13 @@ class RangeSource:
         if shard is not None and (not throttled or cursor.pace.failures % TOLERATED_THROTTLES == 0):
             self._dependencies.events(AwsTrouble(f"read of {key}", shard.error or ""))
 
-    def _sourced(
+    def _batch_of(
         self,
         batch_id: str,
         fetches: tuple[ShardFetch, ...],
         done: RangesWritten,
         committed: Mapping[str, Position | None],
-    ) -> SourcedBatch | None:
+    ) -> Batch | None:
         of_batch = [
             s for s in done.shards if s.after != s.through and committed.get(s.lease_key) == s.after
         ]
@@ -362,34 +361,23 @@ class RangeSource:
             return None
         by_key = {fetch.lease_key: fetch for fetch in fetches}
         self._read = {shard.lease_key: (by_key[shard.lease_key], shard) for shard in of_batch}
-        written: Written | None = done.written
+        written = done.written
         if sum(shard.records for shard in of_batch) != sum(shard.records for shard in done.shards):
             # The files have rows of a shard that is not in the batch. They would be duplicates.
             written = None
         ranges = tuple(
             ShardRange(shard.lease_key, shard.after, shard.through) for shard in of_batch
         )
-        arrivals = [micros for shard in of_batch for micros in shard.arrival_micros]
-        return SourcedBatch(
-            Batch(batch_id, ranges, NO_RECORDS, loaded=False),
-            done.shards,
-            sum(shard.records for shard in of_batch),
-            arrivals,
-            written,
-            done.failure,
-            oldest_at=self._oldest_of(of_batch),
-        )
+        read = tuple(map(self._with_oldest, done.shards))
+        return Batch(batch_id, ranges, NO_RECORDS, loaded=False, read=read, written=written)
 
-    def _oldest_of(self, shards: list[FetchedShard]) -> dict[str, float]:
-        """Estimate the arrival of each shard's oldest record from its samples."""
-        now = self._dependencies.clock.monotonic()
-        return {
-            shard.lease_key: now
-            - (shard.millis_behind_latest or 0) / 1000
-            - (max(shard.arrival_micros) - min(shard.arrival_micros)) / 1e6
-            for shard in shards
-            if shard.arrival_micros
-        }
+    def _with_oldest(self, shard: FetchedShard) -> FetchedShard:
+        """Estimate the arrival of a shard's oldest record from its samples."""
+        if not shard.arrival_micros:
+            return shard
+        behind = (shard.millis_behind_latest or 0) / 1000
+        span = (max(shard.arrival_micros) - min(shard.arrival_micros)) / 1e6
+        return replace(shard, oldest_at=self._dependencies.clock.monotonic() - behind - span)
 
     def load(self, batch: Batch) -> Batch:  # noqa: D102
         if batch.loaded:

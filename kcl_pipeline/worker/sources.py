@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, ShardRange, Written
+from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk, sampled_arrivals
+from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
 from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
-from kcl_pipeline.kinesis.ranges import FetchedShard
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import Held
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.commit import ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-
-ShardPart = Chunk | FetchedShard
-"""A part of one shard that was read, whether it is in a batch or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourcedBatch:
-    """A batch to commit, and all parts that were read for it.
-
-    Attributes:
-        batch: The batch. It may have no ranges; then only `shard_parts` are used.
-        shard_parts: The parts that were read.
-        records: Number of records in the ranges.
-        arrival_micros: Sample of the records' arrival times (epoch microseconds).
-        written: Files that executors have already written. None: nothing is written yet.
-        failure: Error of the transform in an executor. The batch must be loaded, and its failures
-            isolated.
-        milliseconds: Duration of the job that read the records, by step.
-        oldest_at: Arrival of the oldest record by lease key (see `worker.status.Lag`).
-    """
-
-    batch: Batch
-    shard_parts: Sequence[ShardPart]
-    records: int
-    arrival_micros: Sequence[int]
-    written: Written | None = None
-    failure: str | None = None
-    milliseconds: Mapping[str, float] = field(default_factory=dict)
-    oldest_at: Mapping[str, float] = field(default_factory=dict)
-
-    def by_lease(self, amount: Callable[[ShardPart], int]) -> Mapping[str, int]:
-        """Return the sum of an amount, such as bytes, over the parts of the batch by lease key."""
-        found = {part.lease_key: 0 for part in self.batch.ranges}
-        for part in self.shard_parts:
-            if part.lease_key in found:
-                found[part.lease_key] += amount(part)
-        return found
 
 
 class BatchSource(Protocol):
@@ -83,7 +44,7 @@ class BatchSource(Protocol):
         then returns None for them.
         """
 
-    def next(self, batch_id: str, committed: Mapping[str, Position | None]) -> SourcedBatch | None:
+    def next(self, batch_id: str, committed: Mapping[str, Position | None]) -> Batch | None:
         """Return the next batch, if it is large enough or has waited for the batch interval.
 
         Args:
@@ -91,7 +52,8 @@ class BatchSource(Protocol):
             committed: Committed position by lease key. None: not resolved yet.
 
         Returns:
-            The batch. None: there is none yet.
+            The batch; `written` if executors have written its records and the transform did not
+            fail. None: there is none yet.
 
         Raises:
             SinkError: A job failed.
@@ -174,7 +136,7 @@ class BufferedSource:
 
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]
-    ) -> SourcedBatch | None:
+    ) -> Batch | None:
         # The runner asks for a batch when the one before has ended.
         self._prefetcher.release_taken()
         if self._prefetcher.ready_in(self._settings) != 0:
@@ -185,20 +147,7 @@ class BufferedSource:
         )
         if not chunks:
             return None
-        batch = cut(batch_id, chunks, committed)
-        oldest: dict[str, float] = {}
-        for chunk in chunks:
-            if chunk.oldest_at is not None:
-                oldest.setdefault(chunk.lease_key, chunk.oldest_at)
-        return SourcedBatch(
-            batch,
-            chunks,
-            batch.records.num_rows,
-            sampled_arrivals(batch.records),
-            oldest_at={
-                r.lease_key: oldest[r.lease_key] for r in batch.ranges if r.lease_key in oldest
-            },
-        )
+        return joined(batch_id, chunks, committed)
 
     def load(self, batch: Batch) -> Batch:  # noqa: D102
         return batch
@@ -216,11 +165,13 @@ class BufferedSource:
         )
 
 
-def cut(batch_id: str, chunks: Iterable[Chunk], committed: Mapping[str, Position | None]) -> Batch:
+def joined(
+    batch_id: str, chunks: Sequence[Chunk], committed: Mapping[str, Position | None]
+) -> Batch:
     """Join chunks into a batch with one range per lease, in the given order.
 
     A chunk must follow the committed position or the previous chunk of its lease. Otherwise it
-    belongs to an earlier incarnation of the lease and is skipped.
+    belongs to an earlier incarnation of the lease, and its records are not in the batch.
     """
     tables: dict[str, list[pa.Table]] = {}
     ranges: dict[str, ShardRange] = {}
@@ -237,4 +188,4 @@ def cut(batch_id: str, chunks: Iterable[Chunk], committed: Mapping[str, Position
     moved = {key: part for key, part in ranges.items() if part.after != part.through}
     rows = [table for key in moved for table in tables[key]]
     records = pa.concat_tables(rows) if rows else NO_RECORDS
-    return Batch(batch_id, tuple(moved.values()), records)
+    return Batch(batch_id, tuple(moved.values()), records, read=tuple(chunks))

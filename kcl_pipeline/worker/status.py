@@ -55,8 +55,8 @@ from kcl_pipeline.version import __version__
 from kcl_pipeline.worker.commit import Committed
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures import ShardPause, SplitBatch
-from kcl_pipeline.worker.sources import BatchSource, SourcedBatch
+from kcl_pipeline.worker.failures import ShardPause
+from kcl_pipeline.worker.sources import BatchSource
 from kcl_pipeline.worker_status import (
     HungState,
     PausedLease,
@@ -171,9 +171,7 @@ class WorkerStats:
         self.recent = RecentBatches(dependencies.clock)
         self.table_version: int | None = None
 
-    def note_commit(
-        self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
-    ) -> None:
+    def note_commit(self, part: Batch, done: Committed) -> None:
         """Count a part of a batch that landed, and note the throughput of its leases.
 
         Put-to-commit compares this host's clock with the arrival time of Kinesis. It is reported
@@ -181,45 +179,46 @@ class WorkerStats:
 
         Args:
             part: The part.
-            sourced: The whole batch.
-            done: The commit of the part.
-            written_millis: How long it took to load and write the part.
+            done: Its commit, which may leave leases out.
         """
-        bytes_of = sourced.by_lease(lambda shard: shard.bytes)
-        data_of = sourced.by_lease(lambda shard: shard.data_bytes)
-        records_of = sourced.by_lease(lambda shard: shard.record_count)
+        bytes_of = part.by_lease(lambda read: read.bytes)
+        data_of = part.by_lease(lambda read: read.data_bytes)
+        records_of = part.by_lease(lambda read: read.record_count)
         for key in done.lease_keys:
             self._leases.record_bytes(key, data_of[key])
         read = sum(bytes_of[key] for key in done.lease_keys)
         failed_of = {key: records.num_rows for key, records in part.failed.items()}
-        failed = sum(failed_of.values())
-        is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
-        arrivals = sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records)
+        records = {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys}
+        arrivals = (
+            sampled_arrivals(part.records)
+            if part.loaded
+            else [
+                at for read in part.read if read.lease_key in records for at in read.arrival_micros
+            ]
+        )
         now_millis = self._dependencies.clock.wall() * 1000
         waits = [max(now_millis - micros / 1000, 0.0) for micros in arrivals]
         self.count(
-            records=part.records,
+            records=sum(records_of[key] for key in done.lease_keys),
             bytes=read,
             rows=done.rows,
             batches=1,
-            dead_letters=failed,
+            dead_letters=sum(failed_of.values()),
         )
         if done.version is not None and self._dependencies.sink.stores_positions:
             self.table_version = done.version
-        # A record processor writes nothing. Its calls are measured one by one.
-        is_written = not isinstance(self._dependencies.sink, ProcessorCalls)
-        writing = {"write": written_millis} if is_written else {}
+        written_millis = part.milliseconds.get("write", 0.0)
         self.recent.note(written_millis + sum(done.milliseconds.values()), waits)
         self._dependencies.events(
             BatchCommitted(
                 self._dependencies.worker_id,
-                part.batch.batch_id,
-                part.records - failed,
+                part.batch_id,
+                sum(records.values()),
                 read,
                 done.lease_keys,
-                {**sourced.milliseconds, **writing, **done.milliseconds},
+                {**part.milliseconds, **done.milliseconds},
                 done.version,
-                {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys},
+                records,
                 {key: data_of[key] for key in done.lease_keys},
             )
         )

@@ -106,8 +106,7 @@ class World:
         return Batch(f"b{through}", ranges, NO_RECORDS)
 
     def commit(self, through: int):
-        batch = self.batch(through)
-        return self.steps.run(batch, self.consumers, self.writer.write(batch))
+        return self.steps.run(self.batch(through), self.consumers)
 
 
 @pytest.fixture(name="world", params=["serial", "threads"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,7 +42,7 @@ class FirstBatch:
         batch = Batch("b", self.world.batch(5).ranges, records)
         written = self.write(batch)
         before()
-        done = self.steps.run(batch, self.world.consumers, written)
+        done = self.steps.run(replace(batch, written=written), self.world.consumers)
         assert done is not None
         assert done.rows == records.num_rows
         assert DeltaTable(str(self.folder)).to_pyarrow_table().num_rows == records.num_rows

@@ -9,7 +9,7 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.failures import without
-from kcl_pipeline.worker.sources import cut
+from kcl_pipeline.worker.sources import joined
 from tools.path import Recorder, kind_of, result, text
 
 
@@ -40,7 +40,7 @@ def test_a_value_that_has_the_records_carries_the_batch():
 
 
 def test_the_threads_of_the_leader_do_not_count():
-    found = recorded(lambda: cut("b-1", [], {}), "leader-sync")
+    found = recorded(lambda: joined("b-1", [], {}), "leader-sync")
     assert found["threads"] == {"leader-sync": ["worker/sources"]}
     assert found["modules"] == 0
     assert "0 modules without the leader" in text(found)

@@ -136,6 +136,6 @@ def test_a_shard_ends_when_its_last_record_is_committed_and_not_before(consumer,
     chunk = Chunk(KEY, pa.table({}), Position("4"), Position(through), 0, 0, children)
     BatchRunner._note_ends(
         SimpleNamespace(_lifecycle=SimpleNamespace(consumers={KEY: consumer})),
-        SimpleNamespace(shard_parts=[chunk]),
+        SimpleNamespace(read=[chunk]),
     )
     assert consumer.state is state

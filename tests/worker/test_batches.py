@@ -16,7 +16,7 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import LeaseStreams
 from kcl_pipeline.worker.failures import records_of, without
-from kcl_pipeline.worker.sources import cut
+from kcl_pipeline.worker.sources import joined
 
 SETTINGS = ConsumerSettings(application_name="app", streams=("orders", "clicks"))
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -48,7 +48,7 @@ def chunk(key: str, after: Position, numbers: list[int], through: int | None = N
 
 
 def test_chunks_of_a_lease_join_into_one_range():
-    batch = cut(
+    batch = joined(
         "b",
         [
             chunk("s1", TRIM_HORIZON, [1, 2]),
@@ -106,7 +106,7 @@ def test_a_stream_whose_name_another_one_had_before_has_its_arn_in_every_worker(
 def test_rows_of_a_former_stream_are_not_those_of_the_one_that_has_its_name_now():
     former, now = (f"1:orders:{epoch}:s1" for epoch in (5, 9))
     chunks = [chunk(key, TRIM_HORIZON, numbers) for key, numbers in ((former, [1, 2]), (now, [7]))]
-    batch = cut("b", chunks, {former: TRIM_HORIZON, now: TRIM_HORIZON})
+    batch = joined("b", chunks, {former: TRIM_HORIZON, now: TRIM_HORIZON})
     assert records_of(batch, [now])["sequence_number"].to_pylist() == ["7"]
     rest = without(batch, [former])
     assert rest.records["sequence_number"].to_pylist() == ["7"]
@@ -114,7 +114,7 @@ def test_rows_of_a_former_stream_are_not_those_of_the_one_that_has_its_name_now(
 
 
 def test_a_chunk_that_does_not_follow_on_is_left_out():
-    batch = cut(
+    batch = joined(
         "b",
         [
             chunk("s1", Position("5"), [6]),
@@ -128,11 +128,11 @@ def test_a_chunk_that_does_not_follow_on_is_left_out():
 
 
 def test_a_chunk_of_an_unknown_lease_is_left_out():
-    assert cut("b", [chunk("s1", TRIM_HORIZON, [1])], {}).ranges == ()
+    assert joined("b", [chunk("s1", TRIM_HORIZON, [1])], {}).ranges == ()
 
 
 def test_a_range_may_move_without_rows_but_one_that_does_not_move_is_no_range():
-    batch = cut(
+    batch = joined(
         "b",
         [chunk("s1", Position("1"), [], through=9), chunk("s2", Position("1"), [])],
         {"s1": Position("1"), "s2": Position("1")},

@@ -39,7 +39,7 @@ class Source:
 
     def next_keys(self) -> list[str]:
         found = self.source.next("b", self.committed)
-        return [] if found is None else [part.lease_key for part in found.shard_parts]
+        return [] if found is None else [part.lease_key for part in found.read]
 
 
 def two_large_pages() -> Source:

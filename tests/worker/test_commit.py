@@ -292,7 +292,7 @@ def test_the_first_files_are_written_again_when_the_id_of_the_table_is_known() -
     batch = replace(world.batch(5), records=pa.table({"shard_id": [KEY]}))
     written = world.writer.write(batch)
     assert world.consumers[KEY].table_id is None
-    done = world.steps.run(batch, world.consumers, written)
+    done = world.steps.run(replace(batch, written=written), world.consumers)
     assert done is not None
     assert world.consumers[KEY].table_id == "table-0"
     (first,), (committed,) = written.files, world.rows.files
@@ -337,7 +337,7 @@ def test_a_stop_ends_the_attempts_of_a_batch() -> None:
     committer = world.committer_of(world.leases, sink, stop=stop)
     batch = world.batch(5)
     with pytest.raises(CommitStoppedError, match=r"batch b5.*; the worker stops"):
-        world.steps_of(committer).run(batch, world.consumers, world.writer.write(batch))
+        world.steps_of(committer).run(batch, world.consumers)
     assert sink.commits == 1
     assert world.clock.monotonic() == 0.0
     assert set(world.consumers) == set(KEYS), "they are released in good order"

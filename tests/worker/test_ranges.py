@@ -155,11 +155,11 @@ def test_rows_of_a_shard_that_is_not_in_the_batch_are_never_committed():
             key: position if index else None
             for index, (key, position) in enumerate(sorted(committed.items()))
         }
-        sourced = source.next("b", committed) if len(committed) == 2 else None
+        batch = source.next("b", committed) if len(committed) == 2 else None
         world.clock.advance(0.05)
-    assert [part.lease_key for part in sourced.batch.ranges] == sorted(committed)[1:]
-    assert sourced.written is None
-    loaded = source.load(sourced.batch)
+    assert batch.lease_keys == tuple(sorted(committed)[1:])
+    assert batch.written is None
+    loaded = source.load(batch)
     assert set(loaded.records.column("shard_id").to_pylist()) == set(sorted(committed)[1:])
 
 

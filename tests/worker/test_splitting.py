@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,11 +24,9 @@ from kcl_pipeline.worker.failures import (
     JUDGED_RECORDS,
     FailureLimits,
     IsolationStoppedError,
-    SplitBatch,
     dead_letters,
     rejected_records,
 )
-from kcl_pipeline.worker.sources import SourcedBatch
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GOOD, BAD = b"ok", b"bad"
@@ -72,6 +71,7 @@ class Bench:
 
     def __init__(self, transform=strict, **settings):
         self.calls: list[int] = []
+        self.paused: dict[str, str] = {}
         self.table = MemoryTable()
         self.stopped = False
 
@@ -85,20 +85,26 @@ class Bench:
             self.writer, self.limits, lambda batch: batch, random.Random(1), lambda: self.stopped
         )
 
-    def split(self, batch: Batch) -> list[SplitBatch]:
-        parts = list(self.splitter.run(SourcedBatch(batch, (), batch.records.num_rows, ())))
-        keys = [r.lease_key for part in parts for r in part.batch.ranges]
-        keys += [key for part in parts for key in part.paused]
+    def split(self, batch: Batch) -> list[Batch]:
+        keys: list[str] = []
+
+        def pause(reasons: Mapping[str, str]) -> None:
+            keys.extend(reasons)
+            self.paused.update(reasons)
+
+        parts = list(self.splitter.run(batch, pause))
+        keys += [key for part in parts for key in part.lease_keys]
+        assert all(part.ranges for part in parts), "nothing to commit is no part"
         assert sorted(keys) == sorted(r.lease_key for r in batch.ranges), "each lease once"
         assert all(calls > 0 for calls in self.calls), "never called without records"
         return parts
 
-    def rows(self, part: SplitBatch) -> list[str]:
+    def rows(self, part: Batch) -> list[str]:
         tables = [self.table.objects[file.path] for file in part.written.files]
         return [number for table in tables for number in table["sequence_number"].to_pylist()]
 
 
-def numbers(part: SplitBatch, key: str) -> list[str]:
+def numbers(part: Batch, key: str) -> list[str]:
     return part.failed[key]["sequence_number"].to_pylist() if key in part.failed else []
 
 
@@ -113,7 +119,7 @@ def test_exactly_the_failing_records_are_set_aside(case: tuple[int, set[int]]):
     [part] = bench.split(batch_of(s1=[BAD if i in bad else GOOD for i in range(count)]))
     assert numbers(part, "s1") == [str(row + 1) for row in sorted(bad)]
     assert bench.rows(part) == [str(row + 1) for row in range(count) if row not in bad]
-    assert (part.records, part.paused) == (count, {})
+    assert (part.records.num_rows, bench.paused) == (count - len(bad), {})
 
 
 def test_thirty_of_fifty_thousand_take_few_calls_and_no_files_but_the_batch():
@@ -130,18 +136,15 @@ def test_more_than_a_hundred_failing_records_of_many_are_no_broken_transform():
     data = [BAD if i % 50 == 3 else GOOD for i in range(10_000)]
     [part] = bench.split(batch_of(s1=data))
     assert len(numbers(part, "s1")) == 200
-    assert part.paused == {}
+    assert bench.paused == {}
 
 
 def test_a_broken_transform_pauses_its_shard_after_a_few_calls():
     bench = Bench()
-    [part] = bench.split(batch_of(s1=[BAD] * 20_000))
-    assert part.batch.ranges == ()
-    assert part.failed == {}
-    assert part.written == NOTHING_WRITTEN
-    assert "16 of 16 records chosen at random from 20000 fail" in part.paused["s1"]
-    assert "max_dead_letter_share=0.5" in part.paused["s1"]
-    assert "ValueError: cannot take" in part.paused["s1"]
+    assert bench.split(batch_of(s1=[BAD] * 20_000)) == []
+    assert "16 of 16 records chosen at random from 20000 fail" in bench.paused["s1"]
+    assert "max_dead_letter_share=0.5" in bench.paused["s1"]
+    assert "ValueError: cannot take" in bench.paused["s1"]
     assert len(bench.calls) < 30
 
 
@@ -167,29 +170,30 @@ def test_a_broken_transform_pauses_its_shard_after_a_few_calls():
 def test_a_shard_pauses_above_each_limit(settings: dict[str, object], paused: bool):
     data = [BAD] * 101 + [GOOD] * 99
     random.Random(3).shuffle(data)
-    [part] = Bench(**settings).split(batch_of(s1=data))
-    assert bool(part.paused) is paused
-    assert len(numbers(part, "s1")) == (0 if paused else 101)
+    bench = Bench(**settings)
+    failed = [numbers(part, "s1") for part in bench.split(batch_of(s1=data))]
+    assert bool(bench.paused) is paused
+    assert [len(each) for each in failed] == ([] if paused else [101])
 
 
 def test_healthy_shards_of_the_batch_go_on_first():
     bench = Bench()
-    healthy, paused, failing = bench.split(
+    healthy, failing = bench.split(
         batch_of(s1=[GOOD] * 50, s2=[BAD] * 400, s3=[GOOD, BAD] + [GOOD] * 20, s4=[])
     )
-    assert [r.lease_key for r in healthy.batch.ranges] == ["s1", "s4"]
-    assert (healthy.failed, healthy.paused, healthy.written.rows) == ({}, {}, 50)
-    assert [r.lease_key for r in failing.batch.ranges] == ["s3"]
+    assert healthy.lease_keys == ("s1", "s4")
+    assert (healthy.failed, healthy.written.rows) == ({}, 50)
+    assert failing.lease_keys == ("s3",)
     assert failing.written.rows == 21
     assert numbers(failing, "s3") == ["2"]
-    assert (paused.batch.ranges, paused.paused.keys()) == ((), {"s2"})
-    assert failing.paused == {}
+    assert bench.paused.keys() == {"s2"}
 
 
 def test_with_the_policy_fail_the_record_is_named():
-    [part] = Bench(failed_records="fail").split(batch_of(s1=[GOOD] * 70 + [BAD] * 2))
-    assert "failed_records is 'fail'" in part.paused["s1"]
-    assert "shard_id=s1, sequence_number=71, sub_sequence_number=0" in part.paused["s1"]
+    bench = Bench(failed_records="fail")
+    assert bench.split(batch_of(s1=[GOOD] * 70 + [BAD] * 2)) == []
+    assert "failed_records is 'fail'" in bench.paused["s1"]
+    assert "shard_id=s1, sequence_number=71, sub_sequence_number=0" in bench.paused["s1"]
 
 
 def test_a_failure_that_passes_on_its_own_sets_nothing_aside():
@@ -200,8 +204,9 @@ def test_a_failure_that_passes_on_its_own_sets_nothing_aside():
             raise OSError("a passing error")
         return table
 
-    [part] = Bench(once).split(batch_of(s1=[GOOD] * 3))
-    assert (part.failed, part.paused, part.written.rows) == ({}, {}, 3)
+    bench = Bench(once)
+    [part] = bench.split(batch_of(s1=[GOOD] * 3))
+    assert (part.failed, bench.paused, part.written.rows) == ({}, {}, 3)
 
 
 def test_a_transform_that_fails_on_records_together_alone_pauses_the_shard():
@@ -210,8 +215,9 @@ def test_a_transform_that_fails_on_records_together_alone_pauses_the_shard():
             raise ValueError("two of a kind")
         return table
 
-    [part] = Bench(not_two).split(batch_of(s1=[GOOD] * 5))
-    assert "one by one, but not together" in part.paused["s1"]
+    bench = Bench(not_two)
+    assert bench.split(batch_of(s1=[GOOD] * 5)) == []
+    assert "one by one, but not together" in bench.paused["s1"]
 
 
 def test_shards_with_failing_records_that_fail_together_only_are_committed_one_by_one():
@@ -240,9 +246,9 @@ def test_shards_that_fail_together_only_are_committed_one_by_one():
 
 def test_a_transform_that_returns_no_table_is_not_tried_on_single_records():
     bench = Bench(lambda table: table.num_rows)
-    [part] = bench.split(batch_of(s1=[GOOD] * 500, s2=[GOOD]))
-    assert part.paused.keys() == {"s1", "s2"}
-    assert "returned int" in part.paused["s1"]
+    assert bench.split(batch_of(s1=[GOOD] * 500, s2=[GOOD])) == []
+    assert bench.paused.keys() == {"s1", "s2"}
+    assert "returned int" in bench.paused["s1"]
     assert bench.calls == [501]
 
 
@@ -250,7 +256,7 @@ def test_a_batch_without_records_is_not_transformed():
     bench = Bench()
     [part] = bench.split(batch_of(s1=[]))
     assert part.written == NOTHING_WRITTEN
-    assert [r.lease_key for r in part.batch.ranges] == ["s1"]
+    assert part.lease_keys == ("s1",)
     assert bench.calls == []
 
 
@@ -316,7 +322,7 @@ class TestRejected:
         bench = Bench(marked)
         [part] = bench.split(batch_of(s1=[GOOD, BAD, GOOD], s2=[GOOD, GOOD, GOOD, BAD]))
         assert len(bench.calls) == 1
-        assert (part.written.rows, part.records) == (5, 7)
+        assert part.written.rows == 5
         assert part.written.schema.names == ["value"]
         assert (numbers(part, "s1"), numbers(part, "s2")) == (["2"], ["4"])
         assert part.failed["s1"]["error"].to_pylist() == ["not good"]
@@ -325,10 +331,10 @@ class TestRejected:
     def test_too_many_pause_their_shard_and_no_other(self):
         bench = Bench(marked)
         [part] = bench.split(batch_of(s1=[GOOD] * 30, s2=[BAD] * 21 + [GOOD] * 9))
-        assert [r.lease_key for r in part.batch.ranges] == ["s1"]
+        assert part.lease_keys == ("s1",)
         assert part.written.rows == 30
-        assert "21 of 30 records fail" in part.paused["s2"]
-        assert "shard_id=s2, sequence_number=1, sub_sequence_number=0" in part.paused["s2"]
+        assert "21 of 30 records fail" in bench.paused["s2"]
+        assert "shard_id=s2, sequence_number=1, sub_sequence_number=0" in bench.paused["s2"]
 
     def test_failed_and_rejected_records_count_together(self):
         def both(table: pa.Table) -> pa.Table:
@@ -339,8 +345,9 @@ class TestRejected:
         data = [b"worse"] * 5 + [BAD] * 5 + [GOOD] * 15
         [part] = Bench(both).split(batch_of(s1=data))
         assert part.failed["s1"].num_rows == 10
-        [part] = Bench(both, max_dead_letters_per_batch=9).split(batch_of(s1=data))
-        assert part.paused.keys() == {"s1"}
+        bench = Bench(both, max_dead_letters_per_batch=9)
+        assert bench.split(batch_of(s1=data)) == []
+        assert bench.paused.keys() == {"s1"}
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -357,8 +364,9 @@ class TestRejected:
         ],
     )
     def test_rows_that_no_record_belongs_to_pause_the_shard(self, change, message: str):
-        [part] = Bench(lambda t: change(marked(t))).split(batch_of(s1=[GOOD, BAD]))
-        assert message in part.paused["s1"]
+        bench = Bench(lambda t: change(marked(t)))
+        assert bench.split(batch_of(s1=[GOOD, BAD])) == []
+        assert message in bench.paused["s1"]
 
     def test_equal_positions_of_two_streams_need_the_stream(self):
         batch = Batch(

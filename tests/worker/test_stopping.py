@@ -195,7 +195,7 @@ def test_a_batch_that_is_read_again_does_not_delay_a_stop():
     world.put(*numbered(5))
     world.clock.advance(2)
     committed = {key: one.committed for key, one in world.worker.lifecycle.consumers.items()}
-    sourced = world.worker.source.next("b", committed)
+    batch = world.worker.source.next("b", committed)
     signal, calls = world.clock.signal(), []
 
     def throttled(*_args, **_names):
@@ -208,5 +208,5 @@ def test_a_batch_that_is_read_again_does_not_delay_a_stop():
     world.kinesis.get_records = throttled
     began = world.clock.monotonic()
     with pytest.raises(CommitStoppedError):
-        world.worker.source.load(sourced.batch)
+        world.worker.source.load(batch)
     assert world.clock.monotonic() - began < 5.0

@@ -7,7 +7,7 @@ import pytest
 
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import TableMismatchError
-from kcl_pipeline.events import BatchRefused, ShardPaused, ShardResumed
+from kcl_pipeline.events import BatchCommitted, BatchRefused, ShardPaused, ShardResumed
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from tests.support.worker_world import World, numbered
 
@@ -15,7 +15,8 @@ from tests.support.worker_world import World, numbered
 class FailsWhenWrittenAgain:
     """While it writes a batch of two shards, another worker commits to the first shard.
 
-    The next call fails on its first record: a look-up service is down for a moment.
+    The next call fails on its first record: a look-up service is down for a moment. With the way
+    `lands` it does not.
     """
 
     def __init__(self, way: str):
@@ -41,7 +42,7 @@ class FailsWhenWrittenAgain:
             now = sink.positions([key])
             entry = Entry(key, now.shards[key], now.shards[key].position)
             assert sink.commit(now.table_id, NOTHING_WRITTEN, [entry]).version
-            self.failing = True
+            self.failing = self.way != "lands"
         return records.append_column("_error", pa.array(errors, pa.string()))
 
 
@@ -58,6 +59,19 @@ def test_what_fails_only_then_is_judged_like_any_other_record(way: str, buffered
     assert world.of(BatchRefused), "the other worker's commit was not met"
     letters = [one for table in world.table.dead_letters for one in table["data"].to_pylist()]
     assert sorted(world.data() + letters) == sorted(world.sent)
+
+
+def test_records_of_a_lease_that_was_left_out_count_when_they_land():
+    transform = FailsWhenWrittenAgain("lands")
+    world = World(transform=transform, buffered=True, batch={"min_batch_interval_millis": 1000})
+    world.put(*numbered(10))
+    world.run(10)
+    transform.world = world
+    world.put(*numbered(20, "s"))
+    world.run(60)
+    assert world.of(BatchRefused), "the other worker's commit was not met"
+    assert sorted(world.data()) == sorted(world.sent)
+    assert sum(event.records for event in world.of(BatchCommitted)) == len(world.sent)
 
 
 class KeepsItsSink(World):

@@ -219,7 +219,7 @@ class LineageProcess:
         if number_of(after) < RECORDS:
             part = ShardRange(key, after, Position(str(RECORDS)))
             batch = Batch(self._worker_id, (part,), NO_RECORDS)
-            done = self._commit.run(batch, {key: consumer}, self._bench.writer.write(batch))
+            done = self._commit.run(batch, {key: consumer})
             if done is None:
                 consumer.is_refused = True
                 self._lifecycle.restart(consumer)

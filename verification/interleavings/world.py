@@ -284,7 +284,6 @@ class Process:
             self._commit, writer.write, clock, events, worker_id, Activity(clock)
         )
         sink.ensure(SCHEMA)
-        self._writer = writer
         self._size = size
         self._records = records
         self._worker_id = worker_id
@@ -300,7 +299,7 @@ class Process:
             try:
                 while consumers and (batch := self._cut(consumers)).ranges:
                     chosen = {part.lease_key: consumers[part.lease_key] for part in batch.ranges}
-                    self._steps.run(batch, chosen, self._writer.write(batch))
+                    self._steps.run(batch, chosen)
                     keys = [one.lease_key for one in batch.ranges if one.lease_key not in chosen]
                     for key in keys:
                         consumers[key].is_refused = True
