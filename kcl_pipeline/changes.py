@@ -1,10 +1,10 @@
-"""Remember since when values are unchanged."""
+"""Remember since when values are unchanged, and for how long something lasts."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
@@ -75,3 +75,30 @@ class LastChanges(Generic[K]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._known
+
+
+_SHORTEST_GAP_SECONDS: Final = 5.0
+"""A time between two looks that counts in full, however short the limit of an observer is."""
+
+
+class Lasting:
+    """For how long something lasts while its observer looks.
+
+    The time between two looks counts up to a quarter of the limit: while a process is paused as a
+    whole (SIGSTOP), or its thread is in a batch, nothing can move that it looks at.
+    """
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._longest_gap_seconds = max(limit_seconds / 4, _SHORTEST_GAP_SECONDS)
+        self._looked_at = 0.0
+        self.seconds = 0.0
+
+    def begin(self, at: float) -> None:
+        """Begin again (monotonic seconds)."""
+        self._looked_at, self.seconds = at, 0.0
+
+    def count(self, now: float) -> float:
+        """Return the seconds since the begin."""
+        self.seconds += min(now - self._looked_at, self._longest_gap_seconds)
+        self._looked_at = now
+        return self.seconds

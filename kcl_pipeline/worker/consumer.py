@@ -46,6 +46,7 @@ from kcl_pipeline.events import (
     RecordsLost,
     ShardEnded,
 )
+from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.leases.application import InitialPositions, RecordedStream
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.row import Lease
@@ -128,6 +129,26 @@ class ShardConsumer(ShardProgress):
     def is_behind(self) -> bool:
         """Whether there may be records that are not committed."""
         return self.state not in _ALL_COMMITTED and self.state is not ConsumerState.LEAVING
+
+    def last_moved(self, reading: ReadState | None) -> float:
+        """Return the time of the last movement (monotonic seconds).
+
+        A read counts as movement only while no records of the shard wait to be committed. A shard
+        whose last batch failed is read repeatedly. It moves when a batch is committed, or when a
+        read finds no records. Any thread may call it.
+
+        Args:
+            reading: The read state of the shard. None: it is not read.
+        """
+        if reading is None or reading.read_at is None:
+            return self.moved_at
+        is_read = (
+            self.state is ConsumerState.READING
+            and not self.in_batch
+            and not reading.has_waiting
+            and (reading.caught_up or not self.restarted)
+        )
+        return max(self.moved_at, reading.read_at) if is_read else self.moved_at
 
     # -- from gaining the lease to reading
 
@@ -392,7 +413,7 @@ class Lifecycle:
         due = [
             c
             for c in self.consumers.values()
-            if c.state not in _WITHOUT_STEPS and c.due <= now and not self._is_called(c.held)
+            if c.state not in _WITHOUT_STEPS and c.due <= now and not self.is_called(c.held)
         ]
         if not due:
             return
@@ -443,7 +464,7 @@ class Lifecycle:
         errors = {key: error for key, error in begun.items() if error is not None}
         return {key: one for key, one in {**started, **errors}.items() if key not in running}
 
-    def _is_called(self, held: Held) -> bool:
+    def is_called(self, held: Held) -> bool:
         """Return whether a call of the record processor of a shard has not returned."""
         return self._processors is not None and self._processors.is_busy(held.lease_key)
 
@@ -637,7 +658,7 @@ class Lifecycle:
                 leaving.append((held, consumer))
         if self._processors is not None:
             self._processors.leave([held for held, _ in leaving])
-            leaving = [(held, consumer) for held, consumer in leaving if not self._is_called(held)]
+            leaving = [(held, consumer) for held, consumer in leaving if not self.is_called(held)]
         return sum(self._map(self._hand_over, leaving))
 
     def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:

@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
+from kcl_pipeline.changes import Lasting
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -538,33 +539,6 @@ class _Watched:
     told_at: float | None = None
 
 
-_SHORTEST_GAP_SECONDS: Final = 5.0
-"""A time between two looks that counts in full, however short the limit of a watch is."""
-
-
-class _Lasting:
-    """For how long something lasts while this worker runs.
-
-    The time between two looks counts up to a quarter of the limit: while the worker is paused as a
-    whole (SIGSTOP), it cannot make progress.
-    """
-
-    def __init__(self, limit_seconds: float) -> None:
-        self._longest_gap_seconds = max(limit_seconds / 4, _SHORTEST_GAP_SECONDS)
-        self._looked_at = 0.0
-        self.seconds = 0.0
-
-    def begin(self, at: float) -> None:
-        """Begin again (monotonic seconds)."""
-        self._looked_at, self.seconds = at, 0.0
-
-    def count(self, now: float) -> float:
-        """Return the seconds since the begin."""
-        self.seconds += min(now - self._looked_at, self._longest_gap_seconds)
-        self._looked_at = now
-        return self.seconds
-
-
 class Successes:
     """What a worker could do since the last look, from its events. Any thread may send them.
 
@@ -665,7 +639,7 @@ class Watchdog:
         self._watched: dict[str, _Watched] = {}
         self.stalled: tuple[StalledLease, ...] = ()
         self._hung_seconds = settings.hung_after_millis / 1000
-        self._step = _Lasting(self._hung_seconds)
+        self._step = Lasting(self._hung_seconds)
         self._observed: Doing | None = None
         self._told: tuple[float, float] | None = None
         stop_millis = settings.stop_hung_after_millis
@@ -674,7 +648,7 @@ class Watchdog:
         self.over: StopSignal | None = None
         self.gave_up = False
         self._useless_seconds = settings.useless_after_millis / 1000
-        self._useless = _Lasting(self._useless_seconds)
+        self._useless = Lasting(self._useless_seconds)
         self._has_looked = False
         self._read_at = -math.inf
         self.is_useless = False
@@ -705,7 +679,9 @@ class Watchdog:
             if consumer is not None and consumer.held is not held:
                 consumer = None
             one = watched[key] = self._of(held, now)
-            one.moved_at = max(one.moved_at, self._moved_at(consumer))
+            if consumer is not None:
+                moved_at = consumer.last_moved(self._source.state_of(key))
+                one.moved_at = max(one.moved_at, moved_at)
             seconds = now - one.moved_at
             if seconds < self._stalled_seconds:
                 one.told_at = None
@@ -723,28 +699,6 @@ class Watchdog:
     def _of(self, held: Held, now: float) -> _Watched:
         known = self._watched.get(held.lease_key)
         return known if known is not None and known.held is held else _Watched(held, now)
-
-    def _moved_at(self, consumer: ShardConsumer | None) -> float:
-        """Return the time of the last movement (monotonic seconds).
-
-        A read counts as movement only while no records of the shard wait to be committed. A shard
-        whose last batch failed is read repeatedly. It moves when a batch is committed, or when a
-        read finds no records.
-        """
-        if consumer is None:
-            return float("-inf")
-        reading = self._source.state_of(consumer.lease_key)
-        is_read = (
-            consumer.state is ConsumerState.READING
-            and not consumer.in_batch
-            and reading is not None
-            and reading.read_at is not None
-            and not reading.has_waiting
-            and (reading.caught_up or not consumer.restarted)
-        )
-        if not is_read or reading is None or reading.read_at is None:
-            return consumer.moved_at
-        return max(consumer.moved_at, reading.read_at)
 
     def _step_of(self, held: Held, consumer: ShardConsumer | None) -> tuple[StallStep, str | None]:
         if consumer is None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.worker.consumer import ConsumerState
-from kcl_pipeline.worker.failures import ShardPause
 from kcl_pipeline.worker.losses import ParentCheck
 from kcl_pipeline.worker.stopping.drain import LOOK_SECONDS, DrainWatch
 
@@ -17,19 +16,20 @@ WHOLE = HashKeyRange(0, 2**128 - 1)
 ROUNDS = 40
 
 
-def drain_of(streams, leases, consumers=(), paused=()):
+def drain_of(streams, leases):
     clock = VirtualClock()
     listing = SimpleNamespace(leases=tuple(leases), bad_rows=())
     parts = SimpleNamespace(
         clock=clock,
         events=lambda _: None,
         worker_id="me",
+        settings=ConsumerSettings(application_name="orders", streams=("orders",)),
         lease_table=SimpleNamespace(list_leases=lambda: listing),
     )
-    lifecycle = SimpleNamespace(consumers={one.lease_key: one for one in consumers})
+    lifecycle = SimpleNamespace(consumers={})
     source = SimpleNamespace(state_of=lambda _: None)
     identity = SimpleNamespace(confirm=lambda *_: None)
-    watch = DrainWatch(parts, streams, lifecycle, source, lambda: dict(paused), identity)
+    watch = DrainWatch(parts, streams, lifecycle, source, dict, identity)
     clock.advance(LOOK_SECONDS)
     return watch
 
@@ -84,29 +84,6 @@ def ladder():
 
 def lease_of(shard, checkpoint=LATEST):
     return Lease(shard.shard_id, checkpoint, 1, "me", parent_shard_ids=frozenset(shard.parents))
-
-
-def test_a_drain_looks_at_each_ancestor_once():
-    consumers = [
-        SimpleNamespace(
-            lease_key=shard.shard_id,
-            transaction_key=shard.shard_id,
-            state=ConsumerState.BLOCKED,
-            shard_gone=False,
-            prepared=None,
-            committed=None,
-            error=None,
-            failures=0,
-            held=SimpleNamespace(lease=lease_of(shard)),
-        )
-        for shard in ladder()
-    ]
-    pause = ShardPause("the transform fails", 0.0, attempts=9)
-    leases = [one.held.lease for one in consumers]
-    stream = StreamId("orders")
-    # a recursion over both parents would visit 2^40 of them
-    assert not drain_of([stream], leases, consumers, {"no-ancestor": pause}).done()
-    drain_of([stream], leases, consumers, {"m0": pause}).done()
 
 
 def test_the_descendants_of_an_ended_shard_are_read_once():
