@@ -21,12 +21,20 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
-_IMPORTED: Final = ("pyspark.worker", "pyarrow", "pandas", "pyspark.sql.pandas.types")
+_IMPORTED: Final = (
+    "pyspark.worker",
+    "pyarrow",
+    "pandas",
+    "pyarrow.pandas_compat",
+    "pyspark.sql.pandas.types",
+)
 
 
 def main() -> None:
     """Import, then serve requests for workers until Spark ends."""
     sys.path[:] = without_archives(sys.path, os.environ.get("SPARK_HOME", ""))
+    # Each worker calls `importlib.invalidate_caches`, which reads the archives in this cache again.
+    sys.path_importer_cache.clear()
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

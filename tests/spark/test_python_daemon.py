@@ -34,8 +34,11 @@ def test_archives_stay_if_pyspark_is_not_an_installed_package(tmp_path: Path) ->
 
 
 def test_a_worker_reads_no_archive(spark) -> None:
-    archives = f.udf(
-        lambda _: " ".join(one for one in sys.path if one.endswith((".jar", "-src.zip"))), "string"
-    )
-    [row] = spark.range(1).select(archives("id")).collect()
+    """Neither to import a module, nor when Spark tells Python that its files have changed."""
+
+    def archives(_):
+        entries = [*sys.path, *(path for path, finder in sys.path_importer_cache.items() if finder)]
+        return " ".join(one for one in entries if one.endswith((".jar", "pyspark.zip", "-src.zip")))
+
+    [row] = spark.range(1).select(f.udf(archives, "string")("id")).collect()
     assert row[0] == ""
