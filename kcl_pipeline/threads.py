@@ -18,6 +18,14 @@ from typing import Any, Final, Protocol, TypeVar
 
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 
+MapCallable = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""Like `map`, over a sequence. The calls may run in threads."""
+
+
+def serial_map(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Call once per item, in order, in this thread."""
+    return [call(item) for item in items] if items else []
+
 
 class Joinable(Protocol):
     """A thread, or its replacement in the simulation."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
     from kcl_pipeline.leases.deletion import TableDeletion
     from kcl_pipeline.leases.layout import Tables
-    from kcl_pipeline.leases.store import MapCallable
+    from kcl_pipeline.threads import MapCallable
 
 KEPT_CLIENTS: Final = 16
 """Our own limit: more settings and credentials than one process uses at the same time."""

@@ -40,15 +40,14 @@ from kcl_pipeline.leases.store import (
     Equals,
     FirstEquals,
     Item,
-    MapCallable,
     Outcome,
     Present,
     Put,
     Update,
     Write,
-    serial_map,
 )
 from kcl_pipeline.leases.workers import LAST_UPDATE, STATS, is_worker
+from kcl_pipeline.threads import MapCallable, serial_map
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient

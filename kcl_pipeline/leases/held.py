@@ -34,9 +34,9 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows, other_form
-from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import Position
+from kcl_pipeline.threads import MapCallable, serial_map
 from kcl_pipeline.unexpected import described
 
 

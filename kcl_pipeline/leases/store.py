@@ -16,7 +16,7 @@ of a table (protocol §1.4, §2.3, §3):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
@@ -26,14 +26,6 @@ AttributeValue = dict[str, Any]
 
 Item = dict[str, AttributeValue]
 """One row. Items are not changed in place; a write creates a new one."""
-
-MapCallable = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""Like `map`, over a sequence. The calls may run in threads."""
-
-
-def serial_map(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Call once per item, in order, in this thread."""
-    return [call(item) for item in items] if items else []
 
 
 @dataclass(frozen=True, slots=True)

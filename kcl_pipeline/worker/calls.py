@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import AwsError, KclError, ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble, EventSink
-from kcl_pipeline.leases.store import MapCallable, serial_map
-from kcl_pipeline.threads import DaemonPool
+from kcl_pipeline.threads import DaemonPool, MapCallable, serial_map
 
 SLOW_SECONDS: Final = 0.5
 """A call for a lease that lasts longer leaves its slot, so that it does not delay the others."""

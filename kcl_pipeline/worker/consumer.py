@@ -50,7 +50,6 @@ from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.leases.application import InitialPositions, RecordedStream
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
@@ -59,6 +58,7 @@ from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import ChildShard, StreamId
 from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.threads import MapCallable, serial_map
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.commit import BatchCommit, ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies

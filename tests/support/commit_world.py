@@ -13,12 +13,12 @@ from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.leases.store import serial_map
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
+from kcl_pipeline.threads import serial_map
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ShardConsumer

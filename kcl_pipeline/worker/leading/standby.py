@@ -9,7 +9,7 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.store import MapCallable
+from kcl_pipeline.threads import MapCallable
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker_status import UnavailableStream
 
