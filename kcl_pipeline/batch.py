@@ -147,6 +147,8 @@ class Batch:
         written: The files of the records. None: they are not written yet.
         failed: Records that failed, by lease key (`worker.failures.FAILED_SCHEMA`). They are in
             none of the files.
+        version: A version of the table that has the batch. None: it is not committed, or there is
+            no table because no batch has had a column yet.
     """
 
     batch_id: str
@@ -157,6 +159,7 @@ class Batch:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     written: Written | None = None
     failed: Mapping[str, pa.Table] = field(default_factory=dict)
+    version: int | None = None
 
     @property
     def lease_keys(self) -> tuple[str, ...]:

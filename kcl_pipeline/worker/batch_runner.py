@@ -20,7 +20,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
 from kcl_pipeline.processors.calls import CallRunningError, ProcessorCalls
-from kcl_pipeline.worker.commit import BatchCommit, Committed
+from kcl_pipeline.worker.commit import BatchCommit
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import (
@@ -274,7 +274,7 @@ class BatchRunner:
 
     # -- outcomes of a batch
 
-    def _note_done(self, part: Batch, done: Committed | None) -> None:
+    def _note_done(self, part: Batch, done: Batch | None) -> None:
         self._sink_failures = 0
         landed = () if done is None else done.lease_keys
         lost = [key for key in part.lease_keys if key not in landed]
@@ -292,7 +292,7 @@ class BatchRunner:
         for key, records in part.by_lease(lambda read: read.record_count).items():
             failed = part.failed.get(key)
             self._limits.note(key, records, 0 if failed is None else failed.num_rows)
-        self._stats.note_commit(part, done)
+        self._stats.note_commit(done)
 
     def _pause(self, paused: Mapping[str, str], consumers: dict[str, ShardConsumer]) -> None:
         """Pause these shards. They are not read until their next attempt."""
@@ -442,8 +442,8 @@ class CommitSteps:
         self._worker_id = worker_id
         self._activity = activity
 
-    def run(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Committed | None:
-        """Commit a batch; return None when no shard of it is left.
+    def run(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Batch | None:
+        """Commit a batch; return what has landed. None: no shard of it is left.
 
         It is written first, if it is a part of what was written. `consumers` has each shard of the
         batch. Refused ones are removed from it.
@@ -462,7 +462,8 @@ class CommitSteps:
             with self._timed(timings, "commit"):
                 result = self._commit.commit(batch, consumers, written)
             if result.landed:
-                return Committed(batch.lease_keys, written.rows, result.version, timings)
+                took = {**batch.milliseconds, **timings}
+                return replace(batch, written=written, version=result.version, milliseconds=took)
             if result.refused:
                 self._leave_out(batch, consumers, result.refused)
             batch = replace(without(batch, result.refused), written=None)

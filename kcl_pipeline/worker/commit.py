@@ -46,7 +46,6 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import StreamId
@@ -59,6 +58,7 @@ from kcl_pipeline.sinks.sink import (
     shard_key,
 )
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
+from kcl_pipeline.threads import MapCallable, serial_map
 from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, retry_transient
 
 COMMIT: Final = RetryPolicy(
@@ -177,23 +177,6 @@ class CommitResult:
     landed: bool
     version: int | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A batch that landed.
-
-    Attributes:
-        lease_keys: The leases of its ranges.
-        rows: Number of rows in its files.
-        version: See `CommitResult`.
-        milliseconds: Duration by step.
-    """
-
-    lease_keys: tuple[str, ...]
-    rows: int
-    version: int | None
-    milliseconds: dict[str, float]
 
 
 class BatchCommit:

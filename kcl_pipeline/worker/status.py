@@ -25,6 +25,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -53,7 +54,6 @@ from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.processors.thread import RunningCall
 from kcl_pipeline.text import printable
 from kcl_pipeline.version import __version__
-from kcl_pipeline.worker.commit import Committed
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import ShardPause
@@ -172,55 +172,47 @@ class WorkerStats:
         self.recent = RecentBatches(dependencies.clock)
         self.table_version: int | None = None
 
-    def note_commit(self, part: Batch, done: Committed) -> None:
-        """Count a part of a batch that landed, and note the throughput of its leases.
+    def note_commit(self, batch: Batch) -> None:
+        """Count a batch that landed, and note the throughput of its leases.
 
         Put-to-commit compares this host's clock with the arrival time of Kinesis. It is reported
         only; no decision depends on it.
-
-        Args:
-            part: The part.
-            done: Its commit, which may leave leases out.
         """
-        bytes_of = part.by_lease(lambda read: read.bytes)
-        data_of = part.by_lease(lambda read: read.data_bytes)
-        records_of = part.by_lease(lambda read: read.record_count)
-        for key in done.lease_keys:
-            self._leases.record_bytes(key, data_of[key])
-        read = sum(bytes_of[key] for key in done.lease_keys)
-        failed_of = {key: records.num_rows for key, records in part.failed.items()}
-        records = {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys}
-        arrivals = (
-            sampled_arrivals(part.records)
-            if part.loaded
-            else [
-                at for read in part.read if read.lease_key in records for at in read.arrival_micros
-            ]
-        )
+        bytes_of = batch.by_lease(lambda read: read.bytes)
+        data_of = batch.by_lease(lambda read: read.data_bytes)
+        records_of = batch.by_lease(lambda read: read.record_count)
+        for key, data in data_of.items():
+            self._leases.record_bytes(key, data)
+        failed_of = {key: records.num_rows for key, records in batch.failed.items()}
+        arrivals = sampled_arrivals(batch.records)
+        if not batch.loaded:
+            samples = [read.arrival_micros for read in batch.read if read.lease_key in data_of]
+            arrivals = tuple(chain.from_iterable(samples))
         now_millis = self._dependencies.clock.wall() * 1000
         waits = [max(now_millis - micros / 1000, 0.0) for micros in arrivals]
         self.count(
-            records=sum(records_of[key] for key in done.lease_keys),
-            bytes=read,
-            rows=done.rows,
+            records=sum(records_of.values()),
+            bytes=sum(bytes_of.values()),
+            rows=0 if batch.written is None else batch.written.rows,
             batches=1,
             dead_letters=sum(failed_of.values()),
         )
-        if done.version is not None and self._dependencies.sink.stores_positions:
-            self.table_version = done.version
-        written_millis = part.milliseconds.get("write", 0.0)
-        self.recent.note(written_millis + sum(done.milliseconds.values()), waits)
+        if batch.version is not None and self._dependencies.sink.stores_positions:
+            self.table_version = batch.version
+        commit_millis = sum(took for step, took in batch.milliseconds.items() if step != "job")
+        self.recent.note(commit_millis, waits)
+        records = {key: number - failed_of.get(key, 0) for key, number in records_of.items()}
         self._dependencies.events(
             BatchCommitted(
                 self._dependencies.worker_id,
-                part.batch_id,
+                batch.batch_id,
                 sum(records.values()),
-                read,
-                done.lease_keys,
-                {**part.milliseconds, **done.milliseconds},
-                done.version,
+                sum(bytes_of.values()),
+                batch.lease_keys,
+                batch.milliseconds,
+                batch.version,
                 records,
-                {key: data_of[key] for key in done.lease_keys},
+                data_of,
             )
         )
 

@@ -44,7 +44,8 @@ class FirstBatch:
         before()
         done = self.steps.run(replace(batch, written=written), self.world.consumers)
         assert done is not None
-        assert done.rows == records.num_rows
+        assert done.written is not None
+        assert done.written.rows == records.num_rows
         assert DeltaTable(str(self.folder)).to_pyarrow_table().num_rows == records.num_rows
 
     def remove(self) -> None:
