@@ -296,10 +296,10 @@ def split(chunk: Chunk, max_records: int, max_bytes: int) -> tuple[Chunk | None,
     )
     if fitting >= rows:
         return chunk, None
-    return cut_at(chunk, fitting) if fitting > 0 else (None, chunk)
+    return split_after(chunk, fitting) if fitting > 0 else (None, chunk)
 
 
-def cut_at(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
+def split_after(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
     """Split a chunk after `rows` rows, which are more than 0 and fewer than all."""
     first = chunk.records.slice(0, rows)
     last = first.slice(rows - 1)

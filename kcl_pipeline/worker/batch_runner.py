@@ -20,7 +20,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
 from kcl_pipeline.processors.calls import CallRunningError, ProcessorCalls
-from kcl_pipeline.worker.commit import BatchCommit
+from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import (
@@ -85,7 +85,7 @@ class BatchRunner:
             dependencies.writer, self._limits, source.load, dependencies.rng, stop
         )
         self._commit = CommitSteps(
-            lifecycle.commit,
+            lifecycle.progress,
             self._write_again,
             dependencies.clock,
             dependencies.events,
@@ -418,7 +418,7 @@ class CommitSteps:
     """Step 4: commit. It is repeated without the shards that the table refuses.
 
     Args:
-        commit: Commits.
+        progress: Commits, and knows what the table has of each shard.
         write: Writes the rest of a batch again. It loads the records if necessary.
         clock: Measures the duration of the steps.
         events: Receives `BatchRefused`.
@@ -428,14 +428,14 @@ class CommitSteps:
 
     def __init__(
         self,
-        commit: BatchCommit,
+        progress: ProgressStore,
         write: Callable[[Batch], Written],
         clock: Clock,
         events: EventSink,
         worker_id: str,
         activity: Activity,
     ) -> None:
-        self._commit = commit
+        self._progress = progress
         self._write = write
         self._clock = clock
         self._events = events
@@ -460,7 +460,7 @@ class CommitSteps:
                     written = self._write(batch)
             self._activity.enter(HangStep.COMMITTING)
             with self._timed(timings, "commit"):
-                result = self._commit.commit(batch, consumers, written)
+                result = self._progress.commit(batch, consumers, written)
             if result.landed:
                 took = {**batch.milliseconds, **timings}
                 return replace(batch, written=written, version=result.version, milliseconds=took)

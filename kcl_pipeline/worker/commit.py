@@ -6,7 +6,7 @@ It is refused unless v, p and the id of the table are those that this worker rea
 the files. So a paused worker cannot commit a range again. Safety depends neither on the lease row,
 nor on its counter, nor on who holds the lease.
 
-A lease goes through these steps, which are the methods of `BatchCommit` in their order:
+A lease goes through these steps, which are the methods of `ProgressStore` in their order:
 
 1. `start`. The worker has read the row; it reads the table, and continues after the later one of
    the checkpoint C and p. C is ahead of p only if a Java worker has processed the records between
@@ -179,8 +179,10 @@ class CommitResult:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-class BatchCommit:
-    """Commits the batches of one worker. Only the processing thread uses it.
+class ProgressStore:
+    """Keeps the progress of a worker's shards in the table and in their lease rows.
+
+    Only the processing thread uses it.
 
     Args:
         leases: The leases of this worker.

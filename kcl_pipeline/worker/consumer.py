@@ -60,7 +60,7 @@ from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.threads import MapCallable, serial_map
 from kcl_pipeline.unexpected import described
-from kcl_pipeline.worker.commit import BatchCommit, ShardProgress
+from kcl_pipeline.worker.commit import ProgressStore, ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.losses import Lineage, LossCheck, ParentCheck, ParentRows
 from kcl_pipeline.worker.sources import BatchSource
@@ -262,7 +262,7 @@ class Lifecycle:
         dependencies: The dependencies of the worker.
         leases: The leases that are held.
         source: Reads the shards.
-        make_commit: Creates the commit of this worker; the argument returns the ancestors of a
+        make_progress: Creates `progress`; the argument returns the ancestors of a
             shard.
         stored: Asks the table for positions. None: the sink stores none.
         streams: The streams of the leases.
@@ -270,7 +270,7 @@ class Lifecycle:
         map: Runs reads and writes of several lease rows.
 
     Attributes:
-        commit: Starts shards, commits batches, writes checkpoints.
+        progress: Starts shards, commits batches, writes checkpoints.
         consumers: The consumers by lease key.
         parents: Decides when a blocked consumer may start.
     """
@@ -280,7 +280,7 @@ class Lifecycle:
         dependencies: WorkerDependencies,
         leases: HeldLeases,
         source: BatchSource,
-        make_commit: Callable[[Lineage], BatchCommit],
+        make_progress: Callable[[Lineage], ProgressStore],
         stored: StoredShards | None,
         streams: LeaseStreams,
         check_application: Callable[[], None],
@@ -295,7 +295,7 @@ class Lifecycle:
         self._map = map
         initial = streams.shard_sync_of
         self.parents = ParentCheck(dependencies, leases, initial, stored)
-        self.commit = make_commit(self.parents.ancestors_of)
+        self.progress = make_progress(self.parents.ancestors_of)
         self._losses = LossCheck(dependencies, initial, stored)
         cleanup = dependencies.settings.shard_sync
         self._deletes_ended = cleanup.cleanup_leases_upon_shard_completion
@@ -426,7 +426,7 @@ class Lifecycle:
                 strict=True,
             )
         )
-        seen = self.commit.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        seen = self.progress.look_up(c for c in due if c.state is not ConsumerState.ENDING)
         for consumer in blocked:
             if stop.is_set():
                 return
@@ -435,7 +435,7 @@ class Lifecycle:
         if stop.is_set():
             return
         starting = [c for c in due if c.state is ConsumerState.STARTING and c.due <= now]
-        started = self.commit.start(starting, seen) if starting else {}
+        started = self.progress.start(starting, seen) if starting else {}
         if self._processors is not None:
             started = self._with_processors(self._processors, starting, started)
         for consumer in due:
@@ -542,7 +542,7 @@ class Lifecycle:
                 self._dependencies.lease_table.set_child_shard_ids(
                     lease.lease_key, [c.shard_id for c in consumer.children]
                 )
-        if not self.commit.end(consumer):
+        if not self.progress.end(consumer):
             consumer.is_refused = True
             self.restart(consumer)
             return
@@ -676,21 +676,21 @@ class Lifecycle:
         return False
 
     def flush(self) -> None:
-        """Write the checkpoints that are due (`BatchCommit.flush_due`)."""
+        """Write the checkpoints that are due (`ProgressStore.flush_due`)."""
         now = self._dependencies.clock.monotonic()
         waiting = [
             c
             for c in self.consumers.values()
             if c.flush_needed
             and c.state is not ConsumerState.LEAVING
-            and self.commit.flush_due(c, now)
+            and self.progress.flush_due(c, now)
             and c.due <= now
         ]
         list(self._map(self._flush, waiting))
 
     def _flush(self, consumer: ShardConsumer) -> None:
         try:
-            self.commit.checkpoint(consumer)
+            self.progress.checkpoint(consumer)
         except LeaseLostError as error:
             self._leases.drop(consumer.held, str(error))
         except AwsError as error:

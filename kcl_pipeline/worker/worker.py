@@ -36,7 +36,7 @@ from kcl_pipeline.sinks.sink import CheckedSink
 from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.calls import CurrentStop, Pools, StoppedWhileRetryingError, retry_transient
-from kcl_pipeline.worker.commit import BatchCommit
+from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import LeaseStreams, Lifecycle
 from kcl_pipeline.worker.dependencies import (
     Mode,
@@ -156,7 +156,7 @@ class Worker:
             dependencies,
             self.leases,
             self.source,
-            self._make_commit,
+            self._make_progress,
             SinkShards(lambda: sink) if sink.stores_positions else None,
             self._streams,
             self._check_application,
@@ -208,10 +208,10 @@ class Worker:
     def _deleted_tables(self) -> DeletedTables:
         return DeletedTables(self._dependencies, lambda: self._opened(self._stop), self._stop)
 
-    def _make_commit(self, lineage: Lineage) -> BatchCommit:
+    def _make_progress(self, lineage: Lineage) -> ProgressStore:
         dependencies, lease = self._dependencies, self._dependencies.settings.lease
         lag = lease.checkpoint_lag
-        return BatchCommit(
+        return ProgressStore(
             self.leases,
             dependencies.sink,
             lineage,

@@ -20,7 +20,7 @@ from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTab
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.threads import serial_map
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit import BatchCommit
+from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.status import Activity
 
@@ -65,7 +65,7 @@ class World:
         self.table.hook(self._before, None)
 
     def committer_of(self, leases, sink=None, **options):
-        return BatchCommit(
+        return ProgressStore(
             leases,
             sink or self.sink,
             lambda consumer: self.lineage.get(consumer.lease_key, ()),

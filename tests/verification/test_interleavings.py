@@ -23,7 +23,7 @@ from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.worker.commit import BatchCommit
+from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.losses import ParentCheck
 from verification.interleavings.explorer import Violation
@@ -108,28 +108,28 @@ def _higher_means_fitting(patch: pytest.MonkeyPatch) -> None:
 
 def _start_at_the_row(patch: pytest.MonkeyPatch) -> None:
     """A taker starts at the checkpoint of the row, whatever the table has."""
-    position_of = BatchCommit._position_of
+    position_of = ProgressStore._position_of
 
-    def from_row(self: BatchCommit, consumer: ShardConsumer) -> Position:
+    def from_row(self: ProgressStore, consumer: ShardConsumer) -> Position:
         position_of(self, consumer)
         checkpoint = consumer.held.lease.checkpoint
         consumer.settle(checkpoint, checkpoint)
         return checkpoint
 
-    patch.setattr(BatchCommit, "_position_of", from_row)
+    patch.setattr(ProgressStore, "_position_of", from_row)
 
 
 def _start_at_the_table(patch: pytest.MonkeyPatch) -> None:
     """A taker starts at the position in the table, whatever the row has."""
-    position_of = BatchCommit._position_of
+    position_of = ProgressStore._position_of
 
-    def from_table(self: BatchCommit, consumer: ShardConsumer) -> Position:
+    def from_table(self: ProgressStore, consumer: ShardConsumer) -> Position:
         position_of(self, consumer)
         position = consumer.stored.position or TRIM_HORIZON
         consumer.settle(position, consumer.held.lease.checkpoint)
         return position
 
-    patch.setattr(BatchCommit, "_position_of", from_table)
+    patch.setattr(ProgressStore, "_position_of", from_table)
 
 
 def _no_mark(patch: pytest.MonkeyPatch) -> None:
@@ -149,16 +149,16 @@ def _any_table(patch: pytest.MonkeyPatch) -> None:
 
 def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:
     """The row says that the batch is done before the table has it."""
-    commit = BatchCommit.commit
+    commit = ProgressStore.commit
 
     def early(
-        self: BatchCommit, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
+        self: ProgressStore, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> object:
         for part in batch.ranges:
             self._leases.checkpoint(consumers[part.lease_key].held, checkpoint=part.through)
         return commit(self, batch, consumers, written)
 
-    patch.setattr(BatchCommit, "commit", early)
+    patch.setattr(ProgressStore, "commit", early)
 
 
 def _believes_the_error(patch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Entry, shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, SinkFault
-from kcl_pipeline.worker.commit import BatchCommit
+from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support import commit_world
 from tests.support.commit_world import HUNDRED_KEYS, KEYS, NO_RECORDS, STREAM
@@ -437,7 +437,7 @@ def test_a_first_batch_whose_ancestors_cannot_be_listed_is_tried_again() -> None
         raise UnavailableError("ListShards")
 
     world = World()
-    committer = BatchCommit(
+    committer = ProgressStore(
         world.leases, world.sink, lineage, world.clock, world.events.append, rng=random.Random(1)
     )
     batch = world.batch(5)

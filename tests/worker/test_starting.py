@@ -169,13 +169,13 @@ def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
             stop.set()
 
     worker = pipeline.build_worker("w-1", clients=clients, events=note)
-    steps, start = [], worker.lifecycle.commit.start
+    steps, start = [], worker.lifecycle.progress.start
 
     def started(consumers, seen):
         steps.extend(consumers)
         return start(consumers, seen)
 
-    worker.lifecycle.commit.start = started
+    worker.lifecycle.progress.start = started
     discoveries, discover = [], worker.leases.discover
 
     def counted(*args, **options):

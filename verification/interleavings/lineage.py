@@ -1,6 +1,7 @@
 """Interleavings of a consumer's life across the end of a shard and the start of its child.
 
-The code under test is the production `Lifecycle`, `ParentCheck` and `BatchCommit` on `HeldLeases`.
+The code under test is the production `Lifecycle`, `ParentCheck` and `ProgressStore`,
+on `HeldLeases`.
 Two shards were merged. The first is finished, the second is held and has records, and their child
 waits. In addition to the workers there are these actors:
 

@@ -26,7 +26,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
 )
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit import BatchCommit, ShardProgress
+from kcl_pipeline.worker.commit import ProgressStore, ShardProgress
 from kcl_pipeline.worker.consumer import ConsumerState, LeaseStreams, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.losses import ParentCheck, ParentRows
@@ -152,7 +152,7 @@ class LineageProcess:
             parts,
             self._leases,
             source,
-            lambda lineage: BatchCommit(
+            lambda lineage: ProgressStore(
                 self._leases, sink, lineage, clock, events, rng=random.Random(number)
             ),
             stored,
@@ -163,7 +163,7 @@ class LineageProcess:
             of = streams.shard_sync_of
             self._lifecycle.parents = BlindParentCheck(parts, self._leases, of, None)
         self._commit = CommitSteps(
-            self._lifecycle.commit, bench.writer.write, clock, events, worker_id, Activity(clock)
+            self._lifecycle.progress, bench.writer.write, clock, events, worker_id, Activity(clock)
         )
 
     def holds(self, key: str, worker_id: str) -> bool:

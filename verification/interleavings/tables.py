@@ -1,6 +1,6 @@
 """Interleavings of commits with a Java worker, and with people who touch the table.
 
-The code under test is the production `BatchCommit` and `TableSink`, as in
+The code under test is the production `ProgressStore` and `TableSink`, as in
 `verification.interleavings.world`. In addition to the workers there are these actors:
 
 - a Java worker that has the lease between two of ours. It reads from the checkpoint of the row, and

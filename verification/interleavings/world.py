@@ -1,4 +1,4 @@
-"""Interleavings of the exactly-once commit: the production `BatchCommit` on `HeldLeases`.
+"""Interleavings of the exactly-once commit: the production `ProgressStore` on `HeldLeases`.
 
 The actors are a few workers, and a leader that moves leases; they share a sink. At each I/O call
 another actor can continue, or the process can crash. Invariants after every step: committed ranges
@@ -38,7 +38,7 @@ from kcl_pipeline.sinks.sink import Sink
 from kcl_pipeline.testing.sink import FaultHook, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
-from kcl_pipeline.worker.commit import BatchCommit
+from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.status import Activity
 from verification.interleavings.explorer import Actor, Turns
@@ -277,7 +277,7 @@ class Process:
         records: int,
     ) -> None:
         self._leases = leases
-        self._commit = BatchCommit(
+        self._commit = ProgressStore(
             leases, sink, lambda _: (), clock, events, rng=random.Random(worker_id)
         )
         self._steps = CommitSteps(
