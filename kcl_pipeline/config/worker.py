@@ -25,7 +25,7 @@ class WorkerSettings(StrictSettings):
         500,
         ge=0,
         description="Wait before a failed step of a shard is repeated. It doubles with each "
-        "failure",
+        "failure. A shard that pauses, because its records fail, first waits twice as long",
     )
     call_process_records_even_for_empty_record_list: bool = Field(
         False,

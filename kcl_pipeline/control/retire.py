@@ -49,6 +49,8 @@ from kcl_pipeline.status.snapshot import (
 )
 from kcl_pipeline.text import counted, printable
 
+FIRST_POLL_SECONDS: Final = 0.1
+"""First wait for a deletion that was requested. It doubles, up to `POLL_SECONDS`."""
 POLL_SECONDS: Final = 1.0
 PART_SECONDS: Final = 120.0
 """Longest time for the deletion of one resource."""
@@ -332,7 +334,7 @@ class Retiring:
         if resource.is_last and any(each.outcome == "failed" for each in before):
             reason = "it has the pause and the record, and other parts are not deleted yet"
             return ResourceResult(resource, "kept", reason)
-        clock = self._app.clock
+        clock, wait = self._app.clock, FIRST_POLL_SECONDS
         deadline = clock.monotonic() + PART_SECONDS
         reason = f"it is not gone after {PART_SECONDS:.0f} s"
         while True:
@@ -348,7 +350,8 @@ class Retiring:
                 return ResourceResult(resource, "failed", str(error))
             if clock.monotonic() >= deadline:
                 return ResourceResult(resource, "failed", reason)
-            clock.sleep(POLL_SECONDS)
+            clock.sleep(wait)
+            wait = min(2 * wait, POLL_SECONDS)
 
     def _call(self, step: Callable[[], _T]) -> _T:
         """Repeat a call whose answer was lost, with the same arguments."""

@@ -43,7 +43,11 @@ _FAST: Final[dict[str, dict[str, Any]]] = {
     "lease": {"failover_time_millis": 500, "lease_discovery_interval_millis": 50},
     "assignment": {"lease_assignment_interval_millis": 50},
     "leader": {"leader_lease_duration_millis": 400, "leader_heartbeat_period_millis": 100},
-    "worker": {"disable_worker_metrics": True, "parent_shard_poll_interval_millis": 50},
+    "worker": {
+        "disable_worker_metrics": True,
+        "parent_shard_poll_interval_millis": 50,
+        "task_backoff_time_millis": 50,
+    },
     "retrieval": {"fetch_on": "driver", "retrieval_mode": "polling"},
     "batch": {"min_batch_interval_millis": 0},
 }

@@ -653,7 +653,7 @@ def _place(records: pa.Table, row: int) -> str:
     return ", ".join(f"{name}={records.column(name)[row].as_py()}" for name in names)
 
 
-FIRST_RETRY_SECONDS: Final = 1.0
+SHORTEST_RETRY_SECONDS: Final = 0.1
 LONGEST_RETRY_SECONDS: Final = 60.0
 GIVEN_SECONDS: Final = 60.0
 """How long a shard that was given away while it was paused counts for the end of the worker."""
@@ -667,12 +667,6 @@ class ShardPause:
     since: float
     attempts: int = 1
 
-    @property
-    def retry_seconds(self) -> float:
-        """Wait before the next attempt. It doubles from 1 s to 60 s."""
-        doubled: float = FIRST_RETRY_SECONDS * 2 ** min(self.attempts - 1, 10)
-        return min(doubled, LONGEST_RETRY_SECONDS)
-
 
 class PausedShards:
     """The paused shards of one worker. Any thread may call `current`."""
@@ -684,6 +678,8 @@ class PausedShards:
         # By lease key, when a paused shard was given away, and its pause
         self._given: dict[str, tuple[float, ShardPause]] = {}
         self._refused: set[str] = set()
+        backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
+        self._first_seconds = max(2 * backoff_seconds, SHORTEST_RETRY_SECONDS)
 
     def current(self) -> dict[str, ShardPause]:
         """Return the paused shards by lease key."""
@@ -704,6 +700,7 @@ class PausedShards:
     def pause(self, lease_key: str, reason: str) -> float:
         """Note a failed attempt; return the wait before the next one in seconds.
 
+        The wait doubles up to 60 s. It begins with twice `worker.task_backoff_time_millis` (1 s).
         The event is repeated when the reason changes, and after 2, 4, 8, ... attempts.
         """
         now = self._dependencies.clock.monotonic()
@@ -715,6 +712,8 @@ class PausedShards:
         )
         with self._lock:
             self._pauses[lease_key] = pause
+        doubled: float = self._first_seconds * 2 ** min(pause.attempts - 1, 10)
+        retry_seconds = min(doubled, LONGEST_RETRY_SECONDS)
         is_power_of_two = pause.attempts & (pause.attempts - 1) == 0
         if before is None or before.reason != reason or is_power_of_two:
             self._dependencies.events(
@@ -724,10 +723,10 @@ class PausedShards:
                     reason,
                     pause.attempts,
                     now - pause.since,
-                    pause.retry_seconds,
+                    retry_seconds,
                 )
             )
-        return pause.retry_seconds
+        return retry_seconds
 
     def follow(self, consumers: Mapping[str, ShardConsumer]) -> None:
         """Pause the shards for which the table was refused, and resume them when it is accepted.

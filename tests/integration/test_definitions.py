@@ -115,7 +115,11 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
     model = KinesisModel(VirtualClock())
     model.create_stream("orders", 2)
     monkeypatch.setattr(checks_module, "open_kinesis", lambda *_: InMemoryKinesis(model))
-    pipeline = FakePipeline(overrides={"lease": {"failover_time_millis": 1_000}})
+    overrides = {
+        "lease": {"failover_time_millis": 1_000},
+        "worker": {"worker_metrics_reporter_freq_in_millis": 200},
+    }
+    pipeline = FakePipeline(overrides=overrides)
     rows = leases(2, ["w-1"])
     coordinator = InMemoryCoordinatorStateTable()
 

@@ -26,7 +26,7 @@ pipeline = KinesisPipeline(
     transform_arrow=lambda records: records.select(["data"]),
     settings_overrides={
         "lease": {"failover_time_millis": 3_000},
-        "worker": {"useless_after_millis": 15_000},
+        "worker": {"useless_after_millis": 8_000},
     },
 )
 """

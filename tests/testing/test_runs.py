@@ -134,7 +134,7 @@ def ended(command: list[object], seconds: float) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "crashing",
     [
-        ("a",),
+        pytest.param(("a",), marks=pytest.mark.long),
         pytest.param(("c",), marks=pytest.mark.long),
         pytest.param(("d",), marks=pytest.mark.long),
         ("a", "b", "d"),

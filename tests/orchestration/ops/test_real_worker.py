@@ -22,6 +22,7 @@ from kcl_pipeline import (
     WorkerMetricsTableResource,
 )
 from kcl_pipeline.leases.application import Pause
+from kcl_pipeline.orchestration import worker_op
 
 LONGEST_SECONDS = 300.0
 FAST = {
@@ -63,7 +64,11 @@ def pause_after(pipeline: KinesisPipeline, rows: int) -> None:
     assert state.put_pause(Pause("ann"), replacing=state.read_control())
 
 
-def test_a_planned_end_is_a_green_run_whose_page_has_the_totals(orders: KinesisPipeline) -> None:
+def test_a_planned_end_is_a_green_run_whose_page_has_the_totals(
+    orders: KinesisPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no sensor runs that the worker could wait for
+    monkeypatch.setattr(worker_op, "CONTINUOUS_LEADER_PATIENCE_SECONDS", 0.5)
     orders.ensure_tables()
     job = orders.definitions(aws=session()).resolve_job_def("orders_consume")
     operator = threading.Thread(target=pause_after, args=(orders, 7), daemon=True)

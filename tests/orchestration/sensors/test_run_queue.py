@@ -187,7 +187,11 @@ def test_workers_that_keep_dying_fail_the_check_until_one_lives(instance):
 def test_the_button_evaluates_the_same(version):
     """Failures of former code of the user say nothing about the code of now."""
     tags = TAGS if version is None else {**TAGS, VERSION_TAG: version}
-    pipeline = FakePipeline()
+    overrides = {
+        "lease": {"failover_time_millis": 1_000},
+        "worker": {"worker_metrics_reporter_freq_in_millis": 200},
+    }
+    pipeline = FakePipeline(overrides=overrides)
     defs = build_definitions(pipeline, DagsterOptions(leader_default_running=True))
     key = dg.AssetCheckKey(Names.of(pipeline).fleet, "workers_running")
     with queued_instance(max_concurrent_runs=8) as instance:
