@@ -11,13 +11,19 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-# pip would compile with one process. A file that cannot be compiled is a template in some package.
+# constraints.txt names all packages, so nothing is left to resolve, and two processes install them. pip
+# would compile with one process; what no process needs as a whole is compiled when it is imported. A
+# file that cannot be compiled is a template in some package.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
+NOT_COMPILED := /tests/|/(moto|pip|polars|pygments|selenium|setuptools|sphinx|trio)/
+
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed ($(PYTHON) is older): install the package python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -P 2 -n 40 $(PIP)
+	@$(PIP) -e .
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true
 	@touch $@
 
 java: setup
