@@ -36,7 +36,8 @@ from kcl_pipeline.worker.failures import (
     write_dead_letters,
 )
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.status import Activity, LagTracker, WorkerStats
+from kcl_pipeline.worker.status import LagTracker, WorkerStats
+from kcl_pipeline.worker.watchdog import Activity
 
 MAX_SINK_FAILURES: Final = 20
 

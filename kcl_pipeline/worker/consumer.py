@@ -90,7 +90,7 @@ class ConsumerState(StrEnum):
 class ShardConsumer(ShardProgress):
     """Mutable state of one held lease. Its methods are the transitions.
 
-    Only the processing thread changes it. `status.Watchdog` reads single attributes on another
+    Only the processing thread changes it. `watchdog.Watchdog` reads single attributes on another
     thread.
 
     Attributes:

@@ -22,7 +22,7 @@ from kcl_pipeline.threads import Due
 from kcl_pipeline.worker.calls import InFlight, attempt
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.status import Watchdog
+from kcl_pipeline.worker.watchdog import Watchdog
 from kcl_pipeline.worker_status import WorkerStatus
 
 FIRST_DISCOVERY_SECONDS: Final = 1.0

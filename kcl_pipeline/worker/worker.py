@@ -56,12 +56,8 @@ from kcl_pipeline.worker.start import (
     record_missing_streams,
 )
 from kcl_pipeline.worker.status import (
-    Activity,
     Lag,
     LagTracker,
-    Successes,
-    Watchdog,
-    WatchedWriter,
     WorkerStats,
     note_read_up_to,
     worker_status,
@@ -75,6 +71,7 @@ from kcl_pipeline.worker.stopping.leaving import (
 )
 from kcl_pipeline.worker.stopping.processing import Processing
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker.watchdog import Activity, Successes, Watchdog, WatchedWriter
 from kcl_pipeline.worker_status import WorkerStatus
 
 JOIN_SECONDS: Final = 0.5

@@ -22,7 +22,7 @@ from kcl_pipeline.threads import serial_map
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.status import Activity
+from kcl_pipeline.worker.watchdog import Activity
 
 DEADLINE_SECONDS = 60
 KEYS = tuple(f"shardId-{number:012d}" for number in range(12))

@@ -15,7 +15,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON
-from kcl_pipeline.worker.status import Watchdog
+from kcl_pipeline.worker.watchdog import Watchdog
 from verification.simulation import StormOptions, world
 from verification.simulation.checks.stillness import (
     GRACE_SECONDS,

@@ -10,7 +10,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
-from kcl_pipeline.worker import status as watch
+from kcl_pipeline.worker import watchdog as watch
 from tests.support.worker_world import World, numbered
 
 ZERO = "shardId-000000000000"
@@ -248,7 +248,7 @@ def test_stacks_without_a_place_for_a_file_say_why(monkeypatch):
 
 CHANGING_STACKS = """
 import sys, threading, time
-from kcl_pipeline.worker.status import thread_stacks
+from kcl_pipeline.worker.watchdog import thread_stacks
 
 def numbers(depth):
     if depth:

@@ -31,7 +31,7 @@ from kcl_pipeline.worker.consumer import ConsumerState, LeaseStreams, Lifecycle,
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.losses import ParentCheck, ParentRows
 from kcl_pipeline.worker.sources import BatchSource
-from kcl_pipeline.worker.status import Activity
+from kcl_pipeline.worker.watchdog import Activity
 from verification.interleavings.ranges import number_of
 from verification.interleavings.stepping import SteppedSink, stepped_view
 from verification.interleavings.world import STREAM

@@ -40,7 +40,7 @@ from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.status import Activity
+from kcl_pipeline.worker.watchdog import Activity
 from verification.interleavings.explorer import Actor, Turns
 from verification.interleavings.ranges import SCHEMA, RangeWriter, contiguous, number_of, range_of
 from verification.interleavings.stepping import StepClock, SteppedSink, stepped_view

@@ -10,8 +10,8 @@ from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import AwsTrouble, BatchAbandoned, DefectFound, HangStep
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.status import Activity, Doing, Watchdog
 from kcl_pipeline.worker.summary import StopReason
+from kcl_pipeline.worker.watchdog import Activity, Doing, Watchdog
 
 STEP_SECONDS: Final = 2.5
 """How long a stop waits for a step that runs no code of the user: a call to AWS or to the store.
