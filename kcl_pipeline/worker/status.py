@@ -11,6 +11,7 @@ The time since the response is measured on this host's monotonic clock.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
@@ -254,7 +255,9 @@ class RecentBatches:
 
 
 def _p99(values: Sequence[float]) -> int | None:
-    return round(float(np.percentile(values, 99))) if values else None
+    """Return the smallest value that at least 99 % of the values do not exceed."""
+    # A sort, because `np.percentile` takes ten times as long for a few values
+    return round(np.sort(values)[math.ceil(0.99 * len(values)) - 1]) if values else None
 
 
 def worker_status(

@@ -47,8 +47,10 @@ class Jobs(InlineRangeJobs):
         return self.after(super().run(batch_id, fetches))
 
 
-LEAD_SECONDS = 0.5
-"""Time between two leader ticks. A cycle costs more than everything else of a tick."""
+LEAD_SECONDS = 1.0
+"""Time between two leader ticks: a tenth of the failover time, as with up to 1,000 leases. A cycle
+costs more than everything else of a tick.
+"""
 
 
 class World:
