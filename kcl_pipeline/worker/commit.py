@@ -92,6 +92,7 @@ class ShardProgress:
         stored: What the table has of the shard, as this worker last read or committed it.
         ancestors: What the table has of the ancestors, until the first commit of this shard.
         is_refused: Whether the table refused the last batch. The row is then read again.
+        moved_at: When the last batch was committed or a parent last moved (monotonic seconds).
     """
 
     held: Held
@@ -102,6 +103,7 @@ class ShardProgress:
     stored: StoredPosition = NOTHING_STORED
     ancestors: dict[str, StoredPosition] = field(default_factory=dict)
     is_refused: bool = False
+    moved_at: float = float("-inf")
 
     @property
     def lease_key(self) -> str:
@@ -153,8 +155,8 @@ class ShardProgress:
 
     def note_committed(self, through: Position, stored: StoredPosition, now: float) -> None:
         """Note a commit that has landed, at a monotonic second."""
-        del now
         self.committed, self.stored, self.ancestors = through, stored, {}
+        self.moved_at = now
 
     def note_checkpointed(self) -> None:
         """Note that the lease row has the committed position."""

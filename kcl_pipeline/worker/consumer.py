@@ -102,7 +102,6 @@ class ShardConsumer(ShardProgress):
         loss_reported: Whether the loss of the shard was reported.
         set_aside: Sequence and sub-sequence numbers after `committed` whose dead letters this
             worker has written.
-        moved_at: When the last batch was committed or a parent last moved (monotonic seconds).
         parents_reached: Positions of the parents at the last look.
         in_batch: Whether the batch that is being processed has ranges of this shard, or its record
             processor has not returned from a call for the last one.
@@ -118,7 +117,6 @@ class ShardConsumer(ShardProgress):
     shard_gone: bool = False
     loss_reported: bool = False
     set_aside: set[tuple[str, int]] = field(default_factory=set)
-    moved_at: float = float("-inf")
     parents_reached: object = None
     in_batch: bool = False
     restarted: bool = False
@@ -180,7 +178,6 @@ class ShardConsumer(ShardProgress):
         # When the commit has landed, never before: the next renewal writes this position to the
         # row, and what precedes it is not read again.
         ShardProgress.note_committed(self, through, stored, now)  # super() fails with slots
-        self.moved_at = now
         self.restarted, self.error = False, None
         self.set_aside.clear()
 
