@@ -85,14 +85,33 @@ def test_a_part_is_one_partition_and_the_setting_for_it_is_put_back(spark):
         seen.append(frame.rdd.getNumPartitions())
         return frame
 
-    key = "spark.sql.execution.arrow.localRelationThreshold"
-    before = spark.conf.get(key, None)
+    keys = [
+        "spark.sql.execution.arrow.localRelationThreshold",
+        "spark.sql.execution.arrow.maxRecordsPerBatch",
+    ]
+    before = [spark.conf.get(key, None) for key in keys]
     probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n))
     chunked = pa.concat_tables([records(GOOD), records(GOOD, GOOD)])
     assert probe.errors([chunked] * 10) == [None] * 10
     assert seen == [10]
-    assert spark.conf.get(key, None) == before
+    assert [spark.conf.get(key, None) for key in keys] == before
     assert probe.errors([]) == []
+
+
+def test_a_part_longer_than_a_record_batch_of_spark_is_one_partition(spark):
+    """Two partitions would need a plan and a job for each part, for each round of the search."""
+    length = int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")) + 1
+    partitions, batches = [], []
+
+    def counted(frame):
+        partitions.append(frame.rdd.getNumPartitions())
+        batches.append(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
+        return frame
+
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n))
+    assert probe.errors([records(*[GOOD] * length), records(GOOD)]) == [None, None]
+    assert partitions == [2]
+    assert batches == [str(length - 1)], "the transform has the batches that it has in a write"
 
 
 def test_the_transform_is_called_in_the_callers_thread_only(spark):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -61,6 +61,8 @@ _MOST_STAGES: Final = 100
 _ONE_TO_ONE: Final = "OneToOneDependency"
 _LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold"
 """Below this size Spark keeps Arrow rows in the plan and evaluates all of them while planning."""
+_BATCH_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""A longer record batch becomes several partitions. It also limits the batches of a Python UDF."""
 
 
 class SparkProbe:
@@ -228,15 +230,17 @@ class SparkProbe:
         Partition n comes from part n. None: the transform needs a plan for each part.
         """
         batches = [batch for part in slices for batch in _one_batch(part)]
-        with _rows_outside_the_plan(self._session):
+        longest = max(batch.num_rows for batch in batches)
+        # Not while the transform is called: it would get larger batches than in a write.
+        with _settings(self._session, {_LOCAL_RELATION_BYTES: "0", _BATCH_RECORDS: str(longest)}):
             frame = self._session.createDataFrame(pa.Table.from_batches(batches))
-            try:
-                result = self._apply(frame, sum(batch.num_rows for batch in batches))
-                rdd = evaluated(result)
-                whole = rdd.getNumPartitions() == len(slices) and _is_narrow(rdd.rdd())
-            except Exception:  # noqa: BLE001
-                # The failed part is not known. Each part is planned alone and raises again.
-                return None
+        try:
+            result = self._apply(frame, sum(batch.num_rows for batch in batches))
+            rdd = evaluated(result)
+            whole = rdd.getNumPartitions() == len(slices) and _is_narrow(rdd.rdd())
+        except Exception:  # noqa: BLE001
+            # The failed part is not known. Each part is planned alone and raises again.
+            return None
         return (result, rdd) if whole else None
 
     def _raised_alone(self, slices: Sequence[pa.Table]) -> list[str | None]:
@@ -337,13 +341,15 @@ def _one_batch(part: pa.Table) -> list[pa.RecordBatch]:
 
 
 @contextmanager
-def _rows_outside_the_plan(session: SparkSession) -> Iterator[None]:
-    before = session.conf.get(_LOCAL_RELATION_BYTES, None)
-    session.conf.set(_LOCAL_RELATION_BYTES, "0")
+def _settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    before = {key: session.conf.get(key, None) for key in values}
     try:
+        for key, value in values.items():
+            session.conf.set(key, value)
         yield
     finally:
-        if before is None:
-            session.conf.unset(_LOCAL_RELATION_BYTES)
-        else:
-            session.conf.set(_LOCAL_RELATION_BYTES, before)
+        for key, value in before.items():
+            if value is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, value)
