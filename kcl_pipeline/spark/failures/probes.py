@@ -348,8 +348,8 @@ def _settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None
             session.conf.set(key, value)
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
+        for key, earlier in before.items():
+            if earlier is None:
                 session.conf.unset(key)
             else:
-                session.conf.set(key, value)
+                session.conf.set(key, earlier)
