@@ -106,7 +106,7 @@ def test_half_of_all_reads_of_dynamodb_are_throttled(
 @pytest.mark.parametrize(
     ("top", "hold_seconds"),
     [
-        pytest.param(4, 2, marks=pytest.mark.timeout(600)),
+        pytest.param(4, 2, marks=[LONG, pytest.mark.timeout(600)]),
         pytest.param(64, 6, marks=[LONG, pytest.mark.timeout(900)]),
     ],
 )

@@ -20,7 +20,7 @@ COMPATIBLE = {"client_version_config": "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X
 UPGRADE, V2, ROLLBACK, V3 = (
     f"CLIENT_VERSION_{name}" for name in ("UPGRADE_FROM_2X", "2X", "3X_WITH_ROLLBACK", "3X")
 )
-STEP = 0.25
+STEP = 0.5
 
 
 class Java27:

@@ -143,7 +143,14 @@ class DeltaBench(Bench):
 
 DELTA = {
     "a paused writer": (ALL["a paused writer"], False),
-    "the table is vacuumed meanwhile": (replace(ALL["a paused writer"], name="vacuumed"), True),
+    "the table is vacuumed meanwhile": (
+        replace(ALL["one worker"], name="vacuumed", records=4),
+        True,
+    ),
+    "the table is vacuumed beside a paused writer": (
+        replace(ALL["a paused writer"], name="vacuumed"),
+        True,
+    ),
     "a commit that landed but reported failure": (
         ALL["commit 1 of the old owner: land_and_fail"],
         False,
@@ -152,7 +159,12 @@ DELTA = {
 }
 
 
-@pytest.mark.parametrize("name", DELTA)
+LONG = {"the table is vacuumed beside a paused writer"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in DELTA]
+)
 def test_the_delta_log_is_exactly_once_too(name: str, tmp_path: Path) -> None:
     scenario, vacuums = DELTA[name]
     numbers = itertools.count()

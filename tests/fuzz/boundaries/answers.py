@@ -131,5 +131,5 @@ def check(value: dict[str, Any]) -> str:
 
 
 BOUNDARIES: Final = (
-    Boundary("dynamodb_answer", draw, check, frozenset({READ, REFUSED}), short_inputs=50),
+    Boundary("dynamodb_answer", draw, check, frozenset({READ, REFUSED}), short_inputs=20),
 )
