@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from botocore.config import Config
 
@@ -104,7 +105,7 @@ def without_proxy(make: Callable[[Config], _Client], config: Config) -> _Client:
         config: The configuration.
     """
     client = make(config)
-    if not _is_loopback(client.meta.endpoint_url):
+    if not getproxies() or not _is_loopback(client.meta.endpoint_url):
         return client
     client.close()
     return make(config.merge(Config(proxies={})))
