@@ -85,6 +85,34 @@ def test_a_batch_that_takes_long_is_no_standstill():
     assert world.worker.reason_of_drain() is StopReason.DRAINED
 
 
+def test_shards_that_are_read_one_after_the_other_are_a_movement():
+    """Each shard is read to its tip with one batch, after which it is not waited for any more."""
+    shards, records = 8, 5
+    world = World(shards=shards, buffered=True, batch={"max_batch_records": records})
+    for shard in range(shards):
+        for _ in range(records):
+            world.model.call(
+                "PutRecord",
+                StreamName="orders",
+                PartitionKey="x",
+                ExplicitHashKey=str(MAX_HASH_KEY // shards * shard + shards),
+                Data=b"x",
+            )
+    write = world.writer.write
+
+    def slow(batch):
+        for _ in range(round(STANDSTILL_SECONDS)):
+            world.clock.advance(0.25)
+            world.worker.lease_tick()
+        return write(batch)
+
+    world.writer.write = slow
+    drain = world.worker.drain_watch()
+    assert looks_until_done_with_leader(world, drain, 20 * STANDSTILL_SECONDS)
+    assert len(world.data()) == shards * records
+    assert world.worker.reason_of_drain() is StopReason.DRAINED
+
+
 def test_the_shards_beside_an_unreadable_row_are_drained_and_the_drain_fails():
     """The row of a shard that nobody can read leaves a hole that no leader can fill."""
     world = World(shards=3)

@@ -333,6 +333,9 @@ class DrainWatch:
         ]
         read = [consumer for consumer in waiting if self._is_read(consumer)]
         self._read.update(consumer.held.lease.unique_key for consumer in read)
+        if read:
+            # It was waited for, and no look will see that its last batch was committed.
+            self._standstill.begin(self._dependencies.clock.monotonic())
         return bool(read) and len(read) == len(waiting)
 
     def _is_read(self, consumer: ShardConsumer) -> bool:
