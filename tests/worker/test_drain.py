@@ -350,6 +350,20 @@ def test_rows_that_name_a_worker_that_was_killed_before_the_drain_began_are_drai
     assert world.of(ShardsLeftToOthers) == []
 
 
+def test_a_drain_waits_until_the_lock_of_a_leader_that_was_killed_has_expired():
+    """Until then no leader can assign the leases of that worker."""
+    world = StreamsWorld("a", shards=4)
+    lock = {"leader_lease_duration_millis": 300_000, "leader_heartbeat_period_millis": 30_000}
+    world.start("w-1", "a", leader=lock)
+    world.run(90)
+    del world.workers["w-1"]
+    world.put("a", 20, "a")
+    world.start("d", "a", drain=True, leader=lock)
+    assert world.run_until(world.drains["d"].done, 600) > 240
+    assert world.has_all()
+    assert world.workers["d"].reason_of_drain() is StopReason.DRAINED
+
+
 def test_an_assignment_by_the_leader_proves_nothing_about_the_owner():
     """A worker that was killed gets a lease: the counter grows, and nobody reads the shard."""
     world = StreamsWorld("a", shards=1)

@@ -39,6 +39,7 @@ from kcl_pipeline.events import (
     StreamUnavailable,
 )
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.leader.lock import lock_settings
 from kcl_pipeline.leases.row import BadRow, Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.shards import StreamId
@@ -124,8 +125,11 @@ class _Stream:
 
 def standstill_seconds(settings: ConsumerSettings) -> float:
     """Return the time without a movement after which a drain fails."""
-    worker, lease = settings.worker, settings.lease
-    return (worker.shard_stalled_after_millis + FAILOVERS * lease.failover_time_millis) / 1000
+    failover_millis = settings.lease.failover_time_millis
+    # The lock of a leader that was killed expires first, and it may be the longer time.
+    lock_millis = lock_settings(settings, is_sensor=False).leader_lease_duration_millis
+    takes_millis = max(FAILOVERS * failover_millis, lock_millis + failover_millis)
+    return (settings.worker.shard_stalled_after_millis + takes_millis) / 1000
 
 
 def audit_seconds(settings: ShardSyncSettings) -> float:
