@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -448,12 +449,57 @@ def test_rows_without_hash_ranges_do_not_hold_a_drain():
     assert world.worker.reason_of_drain() is StopReason.DRAINED
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+def test_the_children_of_a_shard_whose_last_page_does_not_say_that_it_ends_are_drained(buffered):
+    """The page with the last record of a closed shard may have an iterator, for an empty page."""
+    world = World(shards=1, buffered=buffered)
+    world.run(2)
+    world.put(b"a", b"b")
+    world.model.split("orders", "shardId-000000000000")
+    world.put(*(b"%d" % number for number in range(20)))
+    read = world.kinesis.get_records
+
+    def without_end(stream, shard_id, *args, **more):
+        page = read(stream, shard_id, *args, **more)
+        if page.next_iterator is not None or not page.records.num_rows:
+            return page
+        iterator = world.kinesis.get_shard_iterator(
+            stream,
+            shard_id,
+            "AFTER_SEQUENCE_NUMBER",
+            sequence_number=page.records["sequence_number"][-1].as_py(),
+        )
+        return replace(page, next_iterator=iterator, child_shards=())
+
+    world.kinesis.get_records = without_end
+    assert looks_until_done_with_leader(world, world.worker.drain_watch(), 60)
+    assert len(world.data()) == 22
+    assert world.worker.reason_of_drain() is StopReason.DRAINED
+
+
+def test_a_stream_that_cannot_be_listed_fails_the_drain_with_its_error():
+    """Nobody knows whether a shard that was read to its tip has children."""
+    world = drained_world()
+    drain = world.worker.drain_watch()
+
+    def refused(*_args, **_more):
+        raise AccessDeniedError("not allowed: kinesis:ListShards")
+
+    world.kinesis.list_shards = refused
+    assert looks_until_done(world, drain, 2 * STANDSTILL_SECONDS)
+    assert "the shards of orders: AccessDeniedError" in error_of(world)
+
+
 def test_a_scan_older_than_the_end_of_a_shard_does_not_complete_a_drain():
-    """It shows the shard as unfinished, and has no rows of the children that nobody reads."""
+    """It shows the shard as unfinished, and has no rows of the children that nobody reads.
+
+    The listing of the stream is as old.
+    """
     world = World(shards=1, buffered=True)
     world.put(b"a", b"b")
     world.run(5)
-    before = world.leases.list_leases()
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    before, listed = world.leases.list_leases(), world.kinesis.list_shards(stream)
     drain = world.worker.drain_watch()
     refuse_scans(world, until=world.clock.monotonic() + 5)
     assert not looks_until_done(world, drain, 4), "the shard is read to its tip"
@@ -462,7 +508,8 @@ def test_a_scan_older_than_the_end_of_a_shard_does_not_complete_a_drain():
     while not world.leases.get("shardId-000000000000").ended:
         world.run_without_leader(0.1)
     scan, world.leases.list_leases = world.leases.list_leases, lambda: before
+    listing, world.kinesis.list_shards = world.kinesis.list_shards, lambda _stream: listed
     assert not looks_until_done(world, drain, 10)
-    world.leases.list_leases = scan
+    world.leases.list_leases, world.kinesis.list_shards = scan, listing
     assert looks_until_done_with_leader(world, drain, 60)
     assert len(world.data()) == 22

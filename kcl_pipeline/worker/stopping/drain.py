@@ -6,7 +6,8 @@ the leader creates a missing row; for rows that cannot be read; and for each unf
 except these:
 
 - This worker holds it, and has read it to the tip and committed that since the drain began. What
-  comes later is not waited for. If the shard ends meanwhile, SHARD_END must be written.
+  comes later is not waited for. If the shard has ended, SHARD_END must be written. The page with
+  its last record need not say so, so the stream is listed when nothing else is waited for.
 - Another worker owns it and has renewed it since the drain began. A row that only names an owner
   proves nothing: that worker may have been killed before.
 - Its shard is paused, and was tried `ATTEMPTS` times. The drain fails then.
@@ -231,7 +232,7 @@ class DrainWatch:
             leases, prefix = stream.leases_of(groups), stream.stream.lease_key("")
             rows = [row for row in listing.bad_rows if row.key.startswith(prefix)]
             waits |= self._waits_of(stream, leases, rows)
-        return waits
+        return waits or self._ends(groups)
 
     def _waits_of(
         self, stream: _Stream, leases: Sequence[Lease], bad_rows: Sequence[BadRow]
@@ -292,6 +293,34 @@ class DrainWatch:
         return _Wait(
             error or f"its state is {consumer.state}", moved_at, is_failing=error is not None
         )
+
+    def _ends(self, groups: Mapping[str | None, Sequence[Lease]]) -> dict[str, _Wait]:
+        """Return the shards that are held here and have children, but whose end was not read.
+
+        The children may have records, and they have no rows yet.
+        """
+        waits: dict[str, _Wait] = {}
+        for stream in self._streams:
+            held = {
+                lease.shard_id: lease.unique_key
+                for lease in stream.leases_of(groups)
+                if lease.unique_key in self._read and not lease.ended
+                if lease.lease_key in self._lifecycle.consumers
+            }
+            if stream.is_deleted or not held:
+                continue
+            try:
+                shards = self._dependencies.kinesis.list_shards(stream.stream)
+            except NotFoundError:
+                continue  # All that this worker knew of it is read.
+            except AwsError as error:
+                text = f"{type(error).__name__}: {error}"
+                self._dependencies.events(AwsTrouble("ListShards for the drain", str(error)))
+                waits[f"the shards of {stream.stream.name}"] = _Wait(text)
+            else:
+                parents = {parent for shard in shards for parent in shard.parents}
+                waits |= {held[key]: _Wait("its end is not read") for key in held.keys() & parents}
+        return waits
 
     def _reader_of(self, lease: Lease) -> str | None:
         """Return the other worker that owns a lease, if it is alive; None: there is none."""
