@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -P 2 -n 40 $(PIP)
-	@$(PIP) -e .
+	@$(PIP) --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true
 	@touch $@
 
