@@ -46,9 +46,8 @@ class FailsWhenWrittenAgain:
         return records.append_column("_error", pa.array(errors, pa.string()))
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("way", ["rejects", "raises"])
-def test_what_fails_only_then_is_judged_like_any_other_record(way: str, buffered: bool):
+def written_again(way: str, *, buffered: bool) -> World:
+    """A worker that wrote a batch again, because another worker's commit came before its own."""
     transform = FailsWhenWrittenAgain(way)
     world = World(transform=transform, buffered=buffered, batch={"min_batch_interval_millis": 1000})
     world.put(*numbered(10))
@@ -57,19 +56,19 @@ def test_what_fails_only_then_is_judged_like_any_other_record(way: str, buffered
     world.put(*numbered(20, "s"))
     world.run(60)
     assert world.of(BatchRefused), "the other worker's commit was not met"
+    return world
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("way", ["rejects", "raises"])
+def test_what_fails_only_then_is_judged_like_any_other_record(way: str, buffered: bool):
+    world = written_again(way, buffered=buffered)
     letters = [one for table in world.table.dead_letters for one in table["data"].to_pylist()]
     assert sorted(world.data() + letters) == sorted(world.sent)
 
 
 def test_records_of_a_lease_that_was_left_out_count_when_they_land():
-    transform = FailsWhenWrittenAgain("lands")
-    world = World(transform=transform, buffered=True, batch={"min_batch_interval_millis": 1000})
-    world.put(*numbered(10))
-    world.run(10)
-    transform.world = world
-    world.put(*numbered(20, "s"))
-    world.run(60)
-    assert world.of(BatchRefused), "the other worker's commit was not met"
+    world = written_again("lands", buffered=True)
     assert sorted(world.data()) == sorted(world.sent)
     assert sum(event.records for event in world.of(BatchCommitted)) == len(world.sent)
 
