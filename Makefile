@@ -11,9 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-# constraints.txt names all packages, so nothing is left to resolve, and two processes install them. pip
-# would compile with one process; what no process needs as a whole is compiled when it is imported. A
-# file that cannot be compiled is a template in some package.
+# constraints.txt names all packages, so nothing is left to resolve. pip would compile with one process;
+# what no process needs as a whole is compiled when it is imported. A file that cannot be compiled is a
+# template in some package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
 NOT_COMPILED := /tests/|/(moto|pip|polars|pygments|selenium|setuptools|sphinx|trio)/
 
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed ($(PYTHON) is older): install the package python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -P 2 -n 40 $(PIP)
+	@$(PIP) -r constraints.txt
 	@$(PIP) --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true
 	@touch $@
@@ -35,8 +35,8 @@ run: setup java
 dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
-# Everything that must pass before a merge. Three processes on two cores, because most tests wait; with
-# four, the same tests need a quarter more of processor time.
+# Everything that must pass before a merge. Three processes on two cores, because many tests wait. With
+# four, both cores are busy as well, and the run takes as long.
 # Types are checked beside the tests, because they take a minute of one core the first time.
 test: setup java form audit
 	@$(BIN)/mypy & types=$$!; \

@@ -168,6 +168,18 @@ def test_a_row_that_can_be_read_again_is_drained():
     assert world.data() == [b"a", b"b", b"c", b"d"]
 
 
+def forbid(world: World, forbidden: str) -> None:
+    """Let nobody read a shard."""
+    read = world.kinesis.get_shard_iterator
+
+    def refused(stream, shard_id, *args, **more):
+        if shard_id == forbidden:
+            raise AccessDeniedError("GetShardIterator: not allowed: kms:Decrypt")
+        return read(stream, shard_id, *args, **more)
+
+    world.kinesis.get_shard_iterator = refused
+
+
 def looks_until_done_with_leader(world: World, drain, seconds: float) -> bool:
     until = world.clock.monotonic() + seconds
     while world.clock.monotonic() < until:
@@ -181,14 +193,7 @@ def looks_until_done_with_leader(world: World, drain, seconds: float) -> bool:
 def test_a_shard_that_nobody_may_read_fails_the_drain_with_its_error(buffered):
     world = World(shards=2, buffered=buffered)
     world.put(*(b"%d" % number for number in range(20)))
-    read, forbidden = world.kinesis.get_shard_iterator, "shardId-000000000001"
-
-    def refused(stream, shard_id, *args, **more):
-        if shard_id == forbidden:
-            raise AccessDeniedError("GetShardIterator: not allowed: kms:Decrypt")
-        return read(stream, shard_id, *args, **more)
-
-    world.kinesis.get_shard_iterator = refused
+    forbid(world, "shardId-000000000001")
     drain = world.worker.drain_watch()
     began = world.clock.monotonic()
     assert looks_until_done_with_leader(world, drain, 2 * STANDSTILL_SECONDS)
@@ -204,20 +209,14 @@ def test_a_drain_goes_on_while_anything_moves_that_it_waits_for():
     """One shard is forbidden, and the other one is read for longer than a standstill may last."""
     world = World(shards=2, buffered=True, batch={"max_batch_records": 1})
     world.put(*(b"%d" % number for number in range(600)))
-    read, forbidden = world.kinesis.get_shard_iterator, "shardId-000000000001"
-
-    def refused(stream, shard_id, *args, **more):
-        if shard_id == forbidden:
-            raise AccessDeniedError("GetShardIterator: not allowed: kms:Decrypt")
-        return read(stream, shard_id, *args, **more)
-
+    forbid(world, "shardId-000000000001")
     write = world.writer.write
 
     def slow(batch):
         world.clock.advance(0.5)
         return write(batch)
 
-    world.kinesis.get_shard_iterator, world.writer.write = refused, slow
+    world.writer.write = slow
     drain, began = world.worker.drain_watch(), world.clock.monotonic()
     while not world.worker.status().totals.records:
         world.run(0.5)
