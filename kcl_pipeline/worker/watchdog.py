@@ -278,21 +278,26 @@ class _Shard:
 
 
 class _Reports:
-    """How often what lasts was reported: once whenever its limit has passed again."""
+    """When what lasts was reported: first after its limit, and again whenever that has passed."""
 
     def __init__(self, limit_seconds: float) -> None:
         self.limit_seconds = limit_seconds
-        self._times: dict[object, int] = {}
+        self._reported: dict[object, float] = {}
+        """For how long it had lasted at its last report."""
 
     def is_due(self, key: object, seconds: float) -> bool:
         """Return whether something that has lasted for this time must be reported now."""
-        before = self._times.get(key, 0)
-        self._times[key] = int(seconds / self.limit_seconds)
-        return self._times[key] > before
+        before = self._reported.get(key, 0.0)
+        if seconds < before:  # It has ended, and begun again.
+            before = 0.0
+        # Not multiples of the limit: after a pause of the process (SIGSTOP) the next may be near.
+        is_due = seconds - before >= self.limit_seconds
+        self._reported[key] = seconds if is_due else before
+        return is_due
 
     def keep(self, keys: Collection[object]) -> None:
         """Forget all but these."""
-        self._times = {key: self._times[key] for key in keys if key in self._times}
+        self._reported = {key: self._reported[key] for key in keys if key in self._reported}
 
 
 class Watchdog:

@@ -110,6 +110,29 @@ def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(
     assert world.of(ShardStalled) == told
 
 
+def test_after_a_pause_of_the_process_a_stall_is_repeated_after_its_time_only():
+    """SIGSTOP: the process goes on shortly before three times the limit."""
+    world = make(buffered=True, lease={"failover_time_millis": 5 * int(AFTER) * 1000})
+    world.run(5)
+
+    def failing(*_request):
+        raise UnavailableError("the network is away")
+
+    def look_for(seconds):
+        for _ in range(seconds):
+            world.run(1)
+            world.worker.watchdog.look(must_be_useful=False)
+
+    world.kinesis.get_records = failing
+    look_for(1)
+    world.clock.advance(3 * AFTER - 4)
+    look_for(15)
+    (told,) = world.of(ShardStalled)
+    assert 2 * AFTER < told.seconds < 3 * AFTER
+    look_for(10)
+    assert len(world.of(ShardStalled)) == 2
+
+
 def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement(monkeypatch):
     """Each failure has the shard read again, with success: that must not look like movement."""
     world = make(buffered=True)
