@@ -617,7 +617,7 @@ class LossReason(StrEnum):
     ROW_DELETED: the lease row was deleted by hand before the shard was read to its end, and no
     lease covers the rest. SHARD_NOT_LISTED: the shard was not read to its end, and the stream does
     not list it any more. LEFT_RETENTION: records left the retention period of the stream before
-    they were read. STREAM_DELETED: the stream was deleted while a drain waited for the shard.
+    they were read. STREAM_DELETED: the stream was deleted before the shard was read.
     TABLE_RESTORED: a person restored the table to an earlier version (`TableRestored`).
 
     Example:
@@ -1040,14 +1040,14 @@ class ArrowMemorySkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardsLeftToOthers(Event):
-    """A drain does not wait for the shards that other workers hold and read.
+    """A drain does not wait for shards that other workers hold and read, nor for their children.
 
     It is emitted when the drain is complete.
 
     Attributes:
         worker_id: The worker that drains.
         shards: How many shards are not finished.
-        elsewhere: How many of them other workers hold.
+        elsewhere: How many of them other workers hold, or have to finish the parents of.
         owners: Those workers with their numbers of shards; the first five.
 
     Example:

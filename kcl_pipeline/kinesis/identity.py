@@ -27,8 +27,8 @@ REFUSAL_KEPT_SECONDS: Final = 5.0
 DescribeStreamSummary is limited to 20 calls per second for an account.
 """
 
-_Key = tuple[str, int | None, int | None]
-"""A stream and its creation time, which the equality of `StreamId` ignores."""
+StreamKey = tuple[str, int | None, int | None]
+"""ARN or name of a stream, and its creation time, which the equality of `StreamId` ignores."""
 
 
 @dataclass(slots=True)
@@ -52,16 +52,20 @@ class StreamIdentityCheck:
     """Confirms ends and losses of shards. Thread-safe; one call at a time for each stream.
 
     Streams do not wait for each other: a call may be retried for several seconds.
+
+    Attributes:
+        deleted: The streams that are proven not to exist any more. The set is replaced as a whole.
     """
 
     def __init__(self, kinesis: KinesisClient, clock: Clock) -> None:
         self._kinesis = kinesis
         self._clock = clock
         self._guard = threading.Lock()
-        self._known: dict[_Key, _Known] = {}
+        self._known: dict[StreamKey, _Known] = {}
+        self.deleted = frozenset[StreamKey]()
 
     def _of(self, stream: StreamId) -> _Known:
-        key = _key(stream)
+        key = stream_key(stream)
         with self._guard:
             if key not in self._known:
                 self._known[key] = _Known(self._clock.lock())
@@ -95,6 +99,8 @@ class StreamIdentityCheck:
                 require_same_stream(self._kinesis, stream)
             except (NotFoundError, StreamReplacedError) as error:
                 known.refused = now, error
+                with self._guard:
+                    self.deleted |= {stream_key(stream)}
                 raise
             known.confirmed = now
 
@@ -110,7 +116,12 @@ class StreamIdentityCheck:
             AwsError: As in `confirm`, or ListShards failed. It is not known whether the shard
                 exists.
         """
-        shards = self._listed(stream, self._clock.monotonic())
+        try:
+            shards = self._listed(stream, self._clock.monotonic())
+        except NotFoundError:
+            # Only a description proves that the stream was deleted (`deleted`).
+            self.confirm(stream, self._clock.monotonic())
+            raise
         self.confirm(stream, self._clock.monotonic())
         if not shards or any(shard.shard_id == shard_id for shard in shards):
             return None
@@ -138,7 +149,8 @@ class StreamIdentityCheck:
         return MIN_RETENTION_MILLIS if hours is None else hours * 3600 * 1000
 
 
-def _key(stream: StreamId) -> _Key:
+def stream_key(stream: StreamId) -> StreamKey:
+    """Return the key of a stream in `StreamIdentityCheck.deleted`."""
     return stream.arn or stream.name, stream.created_millis, stream.creation_epoch
 
 

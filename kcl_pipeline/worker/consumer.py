@@ -34,6 +34,7 @@ from kcl_pipeline.errors import (
     AwsError,
     KclError,
     LeaseLostError,
+    NotFoundError,
     OtherTableError,
     ShardSyncError,
     UnreadableRowError,
@@ -46,6 +47,7 @@ from kcl_pipeline.events import (
     RecordsLost,
     ShardEnded,
 )
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck, stream_key
 from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.leases.application import InitialPositions, RecordedStream
 from kcl_pipeline.leases.held import Held, HeldLeases
@@ -62,7 +64,13 @@ from kcl_pipeline.threads import MapCallable, serial_map
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.commit import ProgressStore, ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.losses import Lineage, LossCheck, ParentCheck, ParentRows
+from kcl_pipeline.worker.losses import (
+    DeletedStreams,
+    Lineage,
+    LossCheck,
+    ParentCheck,
+    ParentRows,
+)
 from kcl_pipeline.worker.sources import BatchSource
 
 
@@ -147,6 +155,24 @@ class ShardConsumer(ShardProgress):
             and (reading.caught_up or not self.restarted)
         )
         return max(self.moved_at, reading.read_at) if is_read else self.moved_at
+
+    def is_read(self, reading: ReadState | None, since: float) -> bool:
+        """Return whether the table has all that the shard had at a read at or after `since`.
+
+        Args:
+            reading: The read state of the shard. None: it is not read.
+            since: Time in monotonic seconds.
+        """
+        if self.state in _ALL_COMMITTED:
+            return not self.shard_gone
+        return (
+            self.state is ConsumerState.READING
+            and not self.in_batch
+            and reading is not None
+            and reading.caught_up
+            and reading.read_at is not None
+            and reading.read_at >= since
+        )
 
     # -- from gaining the lease to reading
 
@@ -246,6 +272,8 @@ CLEANING_SECONDS: Final = 60.0
 """Time between two deletions of finished leases, as in KCL."""
 MAX_DELETIONS: Final = 10
 """Largest number of them. The parents and children of each lease are read one by one."""
+DELETION_SECONDS: Final = 30.0
+"""In this time, and a batch interval, a worker finds out that the stream of a shard is deleted."""
 _NOT_CHECKPOINTED: Final = "the lease is released without it, so its last batch may be read again"
 _IDENTITY: Final = "look at the identity of the application"
 
@@ -265,11 +293,13 @@ class Lifecycle:
         streams: The streams of the leases.
         check_application: Raises if the application has other streams or another sink now.
         map: Runs reads and writes of several lease rows.
+        identity: Knows which streams are deleted.
 
     Attributes:
         progress: Starts shards, commits batches, writes checkpoints.
         consumers: The consumers by lease key.
         parents: Decides when a blocked consumer may start.
+        deleted: The streams that are known to be deleted.
     """
 
     def __init__(
@@ -282,6 +312,8 @@ class Lifecycle:
         streams: LeaseStreams,
         check_application: Callable[[], None],
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
+        *,
+        identity: StreamIdentityCheck,
     ) -> None:
         self._dependencies = dependencies
         self._leases = leases
@@ -293,7 +325,8 @@ class Lifecycle:
         initial = streams.shard_sync_of
         self.parents = ParentCheck(dependencies, leases, initial, stored)
         self.progress = make_progress(self.parents.ancestors_of)
-        self._losses = LossCheck(dependencies, initial, stored)
+        self.deleted = DeletedStreams(dependencies, identity)
+        self._losses = LossCheck(dependencies, initial, stored, self.deleted)
         cleanup = dependencies.settings.shard_sync
         self._deletes_ended = cleanup.cleanup_leases_upon_shard_completion
         self._keep_seconds = 2 * cleanup.completed_lease_cleanup_interval_millis / 1000
@@ -301,6 +334,8 @@ class Lifecycle:
         self._next_cleaning = -math.inf
         self._backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
         self._stop_seconds = dependencies.settings.worker.stop_timeout_millis / 1000
+        interval_millis = dependencies.settings.batch.min_batch_interval_millis
+        self._deletion_seconds = DELETION_SECONDS + interval_millis / 1000
         self.consumers: dict[str, ShardConsumer] = {}
         sink = dependencies.sink
         self._processors = sink if isinstance(sink, ProcessorCalls) else None
@@ -320,25 +355,27 @@ class Lifecycle:
         """Create consumers for gained leases, and remove those of lost leases.
 
         Buffered records of a lost lease are dropped at once. If the leader has withdrawn a handoff,
-        the consumer is created again.
+        the consumer is created again. Losses of records are reported.
 
         Raises:
             OtherApplicationError: The application has other streams or another sink now.
         """
         held = {h.lease.lease_key: h for h in self._leases.held()}
-        lost: list[ShardConsumer] = []
+        self.deleted.look(self.consumers, self._may_lose)
+        lost: list[tuple[ShardConsumer, bool]] = []
         without_processor: list[Held] = []
         for key, consumer in list(self.consumers.items()):
             is_lost = held.get(key) is not consumer.held
             is_withdrawn = (
                 consumer.state is ConsumerState.LEAVING and not consumer.held.lease.in_handoff
             )
+            if is_lost and consumer.state not in _ALL_COMMITTED:
+                is_judged = consumer.stream in self.deleted
+                lost.append((consumer, not is_judged and self._may_lose(consumer)))
             if is_lost or is_withdrawn:
                 self._source.end(key)
                 del self.consumers[key]
                 without_processor.append(consumer.held)
-            if is_lost:
-                lost.append(consumer)
         if self._processors is not None:
             # After a handoff that was withdrawn, a new processor begins: to this one a shutdown
             # was announced.
@@ -356,7 +393,24 @@ class Lifecycle:
                 if stream is not None:
                     state = ConsumerState.ENDED if one.lease.ended else ConsumerState.BLOCKED
                     self.consumers[key] = ShardConsumer(one, stream, state=state)
-        self._map(self._losses.look, [c for c in lost if c.state not in _ALL_COMMITTED])
+        self._map(self._losses.look, lost)
+
+    def _may_lose(self, consumer: ShardConsumer) -> bool:
+        """Return whether a shard loses records if its stream is deleted now.
+
+        It does not if the table has all that it had at a read that was at the tip a moment ago. Nor
+        if the stream did not exist when this worker started: then it was lost before.
+        """
+        if not consumer.is_behind or consumer.loss_reported:
+            return False
+        reading = self._source.state_of(consumer.lease_key)
+        if (reading is None or reading.read_at is None) and not self._streams.was_opened(
+            consumer.stream
+        ):
+            return False
+        since = self._dependencies.clock.monotonic() - self._deletion_seconds
+        is_at_tip = reading is not None and not reading.behind_millis
+        return not (is_at_tip and consumer.is_read(reading, since))
 
     def _admits(self) -> bool:
         """Return whether leases that were gained before this call may be read.
@@ -476,6 +530,8 @@ class Lifecycle:
             what = f"{consumer.state} {consumer.lease_key}"
             kind = AwsTrouble if isinstance(error, KclError) else DefectFound
             self._dependencies.events(kind(what, described(error, what)))
+            if isinstance(error, NotFoundError):
+                self.deleted.find_out(consumer.stream)
             consumer.step_failed(error, now, self._backoff_seconds)
             if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                 # The reported children may have been wrong. Reading again reports them anew.
@@ -833,6 +889,11 @@ class LeaseStreams:
     def opened(self) -> tuple[StreamId, ...]:
         """Return the streams that were found at the start of the worker."""
         return tuple(self._labelled(stream) for stream in self._known.values())
+
+    def was_opened(self, stream: StreamId) -> bool:
+        """Return whether this stream, and not a later one of its name, was found then."""
+        known = self._known.get(None if stream.creation_epoch is None else stream.serialized)
+        return known is not None and stream_key(known) == stream_key(stream)
 
     def of(self, lease: Lease) -> StreamId | None:
         """Return the stream of a lease; None if it has the other form, or is of a former stream."""

@@ -8,15 +8,16 @@ begun (protocol §8.2). So if a child has not begun and its parent has no row, t
 hand. The leader creates it (`leader.sync`), and the child waits. A Java leader does not: while it
 leads, the worker of the child creates the row.
 
-`LossCheck` reports records that are lost because the row of a held lease was deleted by hand, and
-`RetentionLosses` those that left retention before this application read them.
+`LossCheck` reports records that are lost because the row of a held lease was deleted by hand,
+`DeletedStreams` those that are lost with their stream, and `RetentionLosses` those that left
+retention before this application read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import (
@@ -28,7 +29,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import MIN_RETENTION_MILLIS
-from kcl_pipeline.kinesis.identity import StreamIdentityCheck, require_same_stream
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck, StreamKey, stream_key
 from kcl_pipeline.kinesis.reader import FoundGap
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import HeldLeases
@@ -306,12 +307,16 @@ class LossCheck:
     - A child has begun, in a worker that starts a child whose parent has no row (KCL).
     - Shard sync starts the shard again at `LATEST`, because the sink does not store positions.
 
+    If the leader has deleted the row because the stream was deleted and created again, the rest of
+    the shard is lost with the stream.
+
     Thread-safe.
 
     Args:
         dependencies: The dependencies of the worker.
         shard_sync_of: Returns the initial position of a stream.
         stored: Asks the table for positions of shards. None: the sink stores none.
+        deleted: Finds out whether the stream is deleted.
     """
 
     def __init__(
@@ -319,19 +324,31 @@ class LossCheck:
         dependencies: WorkerDependencies,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings],
         stored: StoredShards | None,
+        deleted: DeletedStreams,
     ) -> None:
         self._dependencies = dependencies
         self._shard_sync_of = shard_sync_of
         self._stored = stored
+        self._deleted = deleted
         settings = dependencies.settings
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
         self._can_tell = keep_seconds > self._failover_seconds
 
-    def look(self, consumer: ShardProgress) -> None:
-        """Check a lease that is not held any more. An error is reported as `AwsTrouble`."""
+    def look(self, lost: tuple[ShardProgress, bool]) -> None:
+        """Check a lease that is not held any more. An error is reported as `AwsTrouble`.
+
+        Args:
+            lost: The consumer of the lease, and whether it would lose records with its stream.
+        """
+        consumer, loses_with_stream = lost
         try:
-            if self._is_deleted(consumer) and self._is_lost(consumer):
+            if not self._is_deleted(consumer):
+                return
+            is_deleted = self._deleted.find_out(consumer.stream)
+            if is_deleted and loses_with_stream:
+                self._deleted.report(consumer.held.lease, consumer.stream, consumer.committed)
+            if is_deleted is False and self._is_lost(consumer):
                 self._dependencies.events(
                     RecordsLost(
                         self._dependencies.worker_id,
@@ -367,10 +384,6 @@ class LossCheck:
         lease = consumer.held.lease
         if is_removed(self._dependencies.coordinator_table, consumer.stream):
             return False  # The leader deleted the leases of a former stream.
-        try:
-            require_same_stream(self._dependencies.kinesis, consumer.stream)
-        except (NotFoundError, StreamReplacedError):
-            return False  # Nothing of a deleted stream can be read.
         initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
         if initial == "LATEST" and self._stored is None:
             return (consumer.committed or lease.checkpoint) != LATEST
@@ -393,6 +406,91 @@ def _reached(consumer: ShardProgress) -> Position | None:
     """Return the last position that the sink's table has (inclusive); None if it has none."""
     position = consumer.committed or consumer.held.lease.checkpoint
     return None if position.is_sentinel else position
+
+
+_Consumer = TypeVar("_Consumer", bound=ShardProgress)
+
+
+class DeletedStreams:
+    """Report what is lost with a deleted stream, once for each lease.
+
+    A reader or a step of a shard finds out that the stream is deleted (`StreamIdentityCheck`). Then
+    the shards of the stream that this worker holds are judged, once. Of one that lacked records a
+    moment ago, records may have been lost: Kinesis does not tell what came after its position.
+
+    A lease that is gained later is not judged: its former owner did that. A drain reports it,
+    because it was to read it.
+
+    Thread-safe, but one thread calls `look`.
+
+    Args:
+        dependencies: The dependencies of the worker.
+        identity: Knows which streams are proven to be deleted.
+    """
+
+    def __init__(self, dependencies: WorkerDependencies, identity: StreamIdentityCheck) -> None:
+        self._dependencies = dependencies
+        self._identity = identity
+        self._judged = frozenset[StreamKey]()
+        self._reported: set[str] = set()
+
+    def __contains__(self, stream: StreamId) -> bool:
+        """Whether the stream was known to be deleted at the last look."""
+        return stream_key(stream) in self._judged
+
+    def look(
+        self, consumers: Mapping[str, _Consumer], may_lose: Callable[[_Consumer], bool]
+    ) -> None:
+        """Judge the shards of the streams of which is known since the last look.
+
+        Args:
+            consumers: The consumers of the held leases, by lease key.
+            may_lose: Returns whether a shard loses records if its stream is deleted now.
+        """
+        news = self._identity.deleted - self._judged
+        if not news:
+            return
+        self._judged |= news
+        for consumer in consumers.values():
+            if stream_key(consumer.stream) in news and may_lose(consumer):
+                self.report(consumer.held.lease, consumer.stream, consumer.committed)
+
+    def find_out(self, stream: StreamId) -> bool | None:
+        """Describe a stream now; return whether it is deleted.
+
+        Returns:
+            None: the description failed, which proves nothing. It is reported as `AwsTrouble`.
+        """
+        try:
+            self._identity.confirm(stream, self._dependencies.clock.monotonic())
+        except (NotFoundError, StreamReplacedError):
+            return True
+        except AwsError as error:
+            self._dependencies.events(AwsTrouble(f"description of {stream.name}", str(error)))
+            return None
+        return False
+
+    def report(self, lease: Lease, stream: StreamId, committed: Position | None) -> None:
+        """Report that the rest of a shard is lost. A lease that was reported is left out.
+
+        Args:
+            lease: The lease.
+            stream: Its stream.
+            committed: Last position that the table has. None: that of the lease.
+        """
+        if lease.unique_key in self._reported:
+            return
+        self._reported.add(lease.unique_key)
+        position = committed or lease.checkpoint
+        self._dependencies.events(
+            RecordsLost(
+                self._dependencies.worker_id,
+                lease.lease_key,
+                LossReason.STREAM_DELETED,
+                None if position.is_sentinel else position,
+                stream=stream.name,
+            )
+        )
 
 
 RETRY_SECONDS: Final = 5.0

@@ -52,8 +52,8 @@ class WorkerSummary:
         reason: Why it stopped.
         status: Its last status.
         error: Why it failed. None: it did not.
-        elsewhere: How many unfinished shards each other worker held at the end of a drain. The
-            drain did not wait for their records.
+        elsewhere: How many unfinished shards each other worker held at the end of a drain, or had
+            to finish the parents of. The drain did not wait for their records.
 
     Example:
         >>> summary = worker.run(stop, mode="drain")  # doctest: +SKIP

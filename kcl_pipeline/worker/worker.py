@@ -158,6 +158,7 @@ class Worker:
             self._streams,
             self._check_application,
             self._pools.map_commits,
+            identity=self._retrieval.identity,
         )
         self.watchdog = Watchdog(
             dependencies,
@@ -406,7 +407,6 @@ class Worker:
             self.lifecycle,
             self.source,
             self.paused,
-            self._retrieval.identity,
         )
         return self._drain
 

@@ -9,8 +9,12 @@ import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import Changes
+from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import MAX_HASH_KEY
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.stopping.drain import (
     LOOK_SECONDS,
 )
@@ -350,7 +354,8 @@ def test_rows_that_name_a_worker_that_was_killed_before_the_drain_began_are_drai
     assert world.of(ShardsLeftToOthers) == []
 
 
-def test_a_drain_waits_until_the_lock_of_a_leader_that_was_killed_has_expired():
+@pytest.mark.parametrize("is_same", [True, False], ids=["same settings", "own default"])
+def test_a_drain_waits_until_the_lock_of_a_leader_that_was_killed_has_expired(is_same):
     """Until then no leader can assign the leases of that worker."""
     world = StreamsWorld("a", shards=4)
     lock = {"leader_lease_duration_millis": 300_000, "leader_heartbeat_period_millis": 30_000}
@@ -358,10 +363,37 @@ def test_a_drain_waits_until_the_lock_of_a_leader_that_was_killed_has_expired():
     world.run(90)
     del world.workers["w-1"]
     world.put("a", 20, "a")
-    world.start("d", "a", drain=True, leader=lock)
+    world.start("d", "a", drain=True, leader=lock if is_same else {})
     assert world.run_until(world.drains["d"].done, 600) > 240
     assert world.has_all()
     assert world.workers["d"].reason_of_drain() is StopReason.DRAINED
+
+
+def test_a_shard_that_waits_for_one_of_another_worker_is_left_to_it():
+    """The other worker renews its lease, and writes no checkpoint."""
+    world = StreamsWorld("a", shards=1)
+    world.start("w-1", "a")
+    world.run(30)
+    del world.workers["w-1"]
+    table = world.leases.view()
+    (parent,) = table.list_leases().leases
+    world.model.split("a", parent.shard_id)
+    stream = InMemoryKinesis(world.model).resolve_stream("a", multi_stream=False)
+    _, *children = InMemoryKinesis(world.model).list_shards(stream)
+    for child in children:
+        row = Lease(child.shard_id, TRIM_HORIZON, parent_shard_ids=frozenset(child.parents))
+        create_lease(world.leases, row.with_(hash_key_range=child.hash_key_range))
+    world.start("d", "a", drain=True)
+    for _ in range(60):
+        parent = table.renew(parent)
+        world.run(1)
+        if len(world.workers["d"].leases.held()) == 2 and world.drains["d"].done():
+            break
+    else:
+        pytest.fail("the drain waits for what another worker reads")
+    summary = world.workers["d"].summary(world.workers["d"].reason_of_drain())
+    assert summary.reason is StopReason.DRAINED
+    assert summary.elsewhere == {"w-1": 3}
 
 
 def test_an_assignment_by_the_leader_proves_nothing_about_the_owner():

@@ -26,10 +26,9 @@ def drain_of(streams, leases):
         settings=ConsumerSettings(application_name="orders", streams=("orders",)),
         lease_table=SimpleNamespace(list_leases=lambda: listing),
     )
-    lifecycle = SimpleNamespace(consumers={})
+    lifecycle = SimpleNamespace(consumers={}, deleted=())
     source = SimpleNamespace(state_of=lambda _: None)
-    identity = SimpleNamespace(confirm=lambda *_: None)
-    watch = DrainWatch(parts, streams, lifecycle, source, dict, identity)
+    watch = DrainWatch(parts, streams, lifecycle, source, dict)
     clock.advance(LOOK_SECONDS)
     return watch
 

@@ -13,6 +13,7 @@ from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.row import Lease
@@ -133,13 +134,14 @@ class LineageProcess:
         sink.ensure(pa.schema([("id", pa.int64())]))
         streams = LeaseStreams(settings)
         streams.open((STREAM,))
+        kinesis = cast("KinesisClient", LineageKinesis())
         parts = WorkerDependencies(
             worker_id=worker_id,
             settings=settings,
             lease_table=table,
             worker_table=_java_reports(),
             coordinator_table=_java_leads(),
-            kinesis=cast("KinesisClient", LineageKinesis()),
+            kinesis=kinesis,
             writer=bench.writer,
             sink=sink,
             clock=clock,
@@ -158,6 +160,7 @@ class LineageProcess:
             stored,
             streams,
             lambda: None,
+            identity=StreamIdentityCheck(kinesis, clock),
         )
         if not scenario.log_seen:
             of = streams.shard_sync_of

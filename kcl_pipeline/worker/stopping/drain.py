@@ -9,7 +9,8 @@ except these:
   comes later is not waited for. If the shard has ended, SHARD_END must be written. The page with
   its last record need not say so, so the stream is listed when nothing else is waited for.
 - Another worker owns it and has renewed it since the drain began. A row that only names an owner
-  proves nothing: that worker may have been killed before.
+  proves nothing: that worker may have been killed before. A shard that is held here is left to the
+  same worker while it waits for that one.
 - Its shard is paused, and was tried `ATTEMPTS` times. The drain fails then.
 - Its stream is proven to be deleted, and the row names no other worker. What this worker has not
   read is reported as lost, and the drain fails.
@@ -26,27 +27,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.changes import Lasting
+from kcl_pipeline.changes import LastChanges, Lasting
 from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
-from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
-from kcl_pipeline.events import (
-    AwsTrouble,
-    LossReason,
-    RecordsLost,
-    ShardsLeftToOthers,
-    StreamUnavailable,
-)
-from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.errors import AwsError, NotFoundError
+from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers, StreamUnavailable
 from kcl_pipeline.leader.lock import lock_settings
-from kcl_pipeline.leases.row import BadRow, Lease
+from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.text import counted
 from kcl_pipeline.threads import Due
-from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
+from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import ShardPause
 from kcl_pipeline.worker.sources import BatchSource
@@ -54,7 +48,7 @@ from kcl_pipeline.worker.summary import owners_text
 
 LOOK_SECONDS: Final = 1.0
 DESCRIBE_SECONDS: Final = 5.0
-"""Time between two descriptions of a stream that may be deleted."""
+"""Time between two descriptions of a stream whose leases do not cover all hash keys."""
 ATTEMPTS: Final = 3
 """A drain does not wait for a paused shard after this number of attempts."""
 FAILOVERS: Final = 3
@@ -70,65 +64,25 @@ class _Wait:
     Attributes:
         reason: Why it is waited for.
         progress: A value that changes when it moves.
-        is_failing: Whether the last step or read of a shard that is held here has failed.
         more_seconds: How much longer than other things it may stand still.
     """
 
     reason: str
     progress: object = None
-    is_failing: bool = False
     more_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A stream as it was at the start of the drain. A later one of the same name is another one.
+def standstill_seconds(settings: ConsumerSettings, lock_millis: int = 0) -> float:
+    """Return the time without a movement after which a drain fails.
 
-    Attributes:
-        stream: The stream as it was resolved at the start of the worker.
-        describe: When it may be described again.
-        is_deleted: Whether the stream is proven to be deleted.
-        had_leases: Whether the table had leases of it at a look.
-        unread: Leases that were waited for and that this worker has not read, at the last look that
-            saw each of them: the leader deletes those of a stream that was created again, also
-            while their rows name a worker that was killed.
-        lost: Keys of the leases whose loss was reported.
+    Args:
+        settings: All settings.
+        lock_millis: The duration of the lock of the present leader, which may have other settings.
     """
-
-    stream: StreamId
-    describe: Due
-    is_deleted: bool = False
-    had_leases: bool = False
-    unread: dict[str, Lease] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-
-    def leases_of(self, groups: Mapping[str | None, Sequence[Lease]]) -> Sequence[Lease]:
-        """Return the leases of this stream. The groups have the leases by their stream."""
-        stream = self.stream
-        if stream.creation_epoch is not None:
-            return groups.get(stream.serialized, ())
-        # The keys of a single stream are shard ids. The leader marks the leases of a later one.
-        times = (stream.recreated_millis, stream.created_millis)
-        return [
-            lease
-            for lease in groups.get(None, ())
-            if stream.created_millis is None or lease.recreated_millis in times
-        ]
-
-    @property
-    def sentence(self) -> str | None:
-        """A sentence that says what was not read. None: nothing is known to be lost."""
-        if not self.is_deleted or (self.had_leases and not self.lost):
-            return None
-        what = f"{len(self.lost)} of its shards were" if self.had_leases else "it was"
-        return f"the stream {self.stream.name} was deleted during the drain; {what} not read"
-
-
-def standstill_seconds(settings: ConsumerSettings) -> float:
-    """Return the time without a movement after which a drain fails."""
     failover_millis = settings.lease.failover_time_millis
     # The lock of a leader that was killed expires first, and it may be the longer time.
-    lock_millis = lock_settings(settings, is_sensor=False).leader_lease_duration_millis
+    own_millis = lock_settings(settings, is_sensor=False).leader_lease_duration_millis
+    lock_millis = max(lock_millis, own_millis)
     takes_millis = max(FAILOVERS * failover_millis, lock_millis + failover_millis)
     return (settings.worker.shard_stalled_after_millis + takes_millis) / 1000
 
@@ -145,15 +99,15 @@ class DrainWatch:
     Args:
         dependencies: The dependencies of the worker that drains. The sink of events receives
             `AwsTrouble` for each failed read of the lease table, `ShardsLeftToOthers`, and for a
-            deleted stream `StreamUnavailable` and `RecordsLost`.
-        streams: The streams of the settings that exist.
-        lifecycle: The consumers of the worker.
+            deleted stream `StreamUnavailable`.
+        streams: The streams of the settings that exist. A later one of the same name is another
+            one.
+        lifecycle: The consumers of the worker, and the streams that are deleted.
         source: Reports which shards are read to their tip.
         paused: Returns the paused shards by lease key.
-        identity: Confirms that a stream exists.
 
     Attributes:
-        elsewhere: How many unfinished leases each other live worker owned at the last look.
+        elsewhere: How many unfinished leases were left to each other live worker at the last look.
     """
 
     def __init__(
@@ -163,23 +117,25 @@ class DrainWatch:
         lifecycle: Lifecycle,
         source: BatchSource,
         paused: Callable[[], Mapping[str, ShardPause]],
-        identity: StreamIdentityCheck,
     ) -> None:
         self._dependencies = dependencies
         self._lifecycle = lifecycle
+        self._deleted = lifecycle.deleted
         self._source = source
         self._paused = paused
-        self._identity = identity
         clock = dependencies.clock
         self._began = clock.monotonic()
-        self._streams = [
-            _Stream(stream, Due(clock, DESCRIBE_SECONDS, first_seconds=DESCRIBE_SECONDS))
-            for stream in streams
-        ]
         self._due = Due(clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
+        self._describe = Due(clock, DESCRIBE_SECONDS, first_seconds=DESCRIBE_SECONDS)
+        # By stream, the leases that this worker has not read, at the last look that saw each of
+        # them: the leader deletes those of a stream that was created again, also while their rows
+        # name a worker that was killed. None: no look has seen a lease of the stream.
+        self._unread: dict[StreamId, dict[str, Lease] | None] = dict.fromkeys(streams)
+        self._gone: set[StreamId] = set()
         self._read: set[str] = set()
-        self._rows: dict[str, tuple[str | None, str | None, int]] = {}
-        self._renewed: dict[str, str | None] = {}
+        # By lease and its two owners, the counter. An assignment raises it, too. It is a write of
+        # the leader, and proves nothing about the owner, so it makes another key.
+        self._renewals = LastChanges[tuple[str, str | None, str | None]]()
         self._pauses: Mapping[str, ShardPause] = {}
         self._unfinished = 0
         self.elsewhere = Counter[str]()
@@ -209,8 +165,14 @@ class DrainWatch:
 
     def unread(self) -> str | None:
         """Return a sentence about what was not read, and why; None: everything was read."""
-        sentences = [*(stream.sentence for stream in self._streams), self._failure]
-        return "; ".join(filter(None, sentences)) or None
+        sentences: list[str] = []
+        for stream, leases in self._unread.items():
+            if stream in self._deleted and leases != {}:
+                what = "it was" if leases is None else f"{len(leases)} of its shards were"
+                sentences.append(
+                    f"the stream {stream.name} was deleted during the drain; {what} not read"
+                )
+        return "; ".join(filter(None, [*sentences, self._failure])) or None
 
     # -- what is waited for
 
@@ -219,52 +181,86 @@ class DrainWatch:
         try:
             listing = self._dependencies.lease_table.list_leases()
         except AwsError as error:
-            self._dependencies.events(AwsTrouble("Scan of the leases for the drain", str(error)))
-            return {"the lease table": _Wait(f"{type(error).__name__}: {error}")}
-        self._note_renewals(listing.leases)
+            return {"the lease table": self._refusal("Scan of the leases", error)}
+        counters = {_claim(lease): lease.counter for lease in listing.leases}
+        self._renewals.observe(counters, self._dependencies.clock.monotonic())
         self._pauses = self._paused()
         groups: defaultdict[str | None, list[Lease]] = defaultdict(list)
         for lease in listing.leases:
             groups[lease.stream].append(lease)
         waits: dict[str, _Wait] = {}
         self._unfinished, self.elsewhere = 0, Counter()
-        for stream in self._streams:
-            leases, prefix = stream.leases_of(groups), stream.stream.lease_key("")
-            rows = [row for row in listing.bad_rows if row.key.startswith(prefix)]
-            waits |= self._waits_of(stream, leases, rows)
-        return waits or self._ends(groups)
+        describes = self._describe.ready()
+        for stream in self._unread:
+            prefix = stream.lease_key("")
+            bad_rows = [row for row in listing.bad_rows if row.key.startswith(prefix)]
+            leases = _leases_of(stream, groups)
+            waits |= self._waits_for_leases(stream, leases)
+            # The range of hash keys of a row that cannot be read is not known.
+            hole = None if bad_rows or stream in self._deleted else hole_in_leases(leases)
+            if hole is not None:
+                more_seconds = audit_seconds(self._dependencies.settings.shard_sync)
+                waits[f"the stream {stream.name}"] = _Wait(str(hole), hole, more_seconds)
+                if describes:
+                    self._deleted.find_out(stream)
+            waits |= {row.key: _Wait(f"its row cannot be read: {row.reason}") for row in bad_rows}
+        return waits or self._ends()
 
-    def _waits_of(
-        self, stream: _Stream, leases: Sequence[Lease], bad_rows: Sequence[BadRow]
-    ) -> dict[str, _Wait]:
-        """Return what is waited for of a stream, and note its leases that are not read."""
+    def _waits_for_leases(self, stream: StreamId, leases: Sequence[Lease]) -> dict[str, _Wait]:
+        """Return the leases of a stream that are waited for, and note those that are not read."""
         waits: dict[str, _Wait] = {}
-        stream.had_leases = stream.had_leases or bool(leases)
+        rows = {lease.lease_key: lease for lease in leases}
+        unread = self._unread[stream] or {}
         for lease in leases:
             key = lease.unique_key
-            stream.unread.pop(key, None)
+            unread.pop(key, None)
             if lease.ended:
                 continue
             self._unfinished += 1
-            if (reader := self._reader_of(lease)) is not None:
+            if (reader := self._reader_of(lease, rows)) is not None:
                 self.elsewhere[reader] += 1
-            elif (wait := self._wait(lease)) is not None:
+                continue
+            if key not in self._read:
+                unread[key] = lease
+            if (wait := self._wait(lease)) is not None:
                 waits[key] = wait
-                if key not in self._read:
-                    stream.unread[key] = lease
-        # The range of hash keys of a row that cannot be read is not known.
-        hole = None if bad_rows else hole_in_leases(leases)
-        is_failing = hole is not None or any(wait.is_failing for wait in waits.values())
-        if is_failing and not stream.is_deleted and stream.describe.ready():
-            self._describe(stream)
-        if stream.is_deleted:
-            hole, waits = None, self._without_lost(stream, leases, waits)
-        if hole is not None:
-            more_seconds = audit_seconds(self._dependencies.settings.shard_sync)
-            waits[f"the stream {stream.stream.name}"] = _Wait(
-                str(hole), hole, more_seconds=more_seconds
-            )
-        return waits | {row.key: _Wait(f"its row cannot be read: {row.reason}") for row in bad_rows}
+        if leases:
+            self._unread[stream] = unread
+        if stream not in self._deleted:
+            return waits
+        me = self._dependencies.worker_id
+        if stream not in self._gone:
+            self._gone.add(stream)
+            name, reason = stream.arn or stream.name, "the stream was deleted during the drain"
+            self._dependencies.events(StreamUnavailable(me, name, reason))
+        # Another worker that is known to be the owner reads its lease, or the leader assigns it.
+        elsewhere = {one.unique_key for one in leases if one.actual_owner not in (None, me)}
+        # Now, and not at the end: a drain that is stopped before would lose them in silence.
+        for key in sorted(unread.keys() - elsewhere):
+            consumer = self._lifecycle.consumers.get(unread[key].lease_key)
+            committed = None if consumer is None else consumer.committed
+            self._deleted.report(unread[key], stream, committed)
+        return {key: wait for key, wait in waits.items() if key in elsewhere}
+
+    def _reader_of(self, lease: Lease, rows: Mapping[str, Lease]) -> str | None:
+        """Return the other worker that a lease is left to; None: there is none."""
+        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        if consumer is None:
+            return self._living_owner(lease)
+        if consumer.state is not ConsumerState.BLOCKED:
+            return None
+        # It waits for its parents. A worker that reads one of them may checkpoint rarely.
+        parents = (rows.get(lease.key_of_sibling(parent)) for parent in lease.parent_shard_ids)
+        unfinished = (row for row in parents if row is not None and not row.ended)
+        return next(filter(None, map(self._living_owner, unfinished)), None)
+
+    def _living_owner(self, lease: Lease) -> str | None:
+        """Return the other worker that owns a lease, if it is known to be alive."""
+        owner = lease.actual_owner
+        is_held = (
+            owner == self._dependencies.worker_id or lease.lease_key in self._lifecycle.consumers
+        )
+        return None if is_held or not self._renewals.has_changed(_claim(lease)) else owner
 
     def _wait(self, lease: Lease) -> _Wait | None:
         """Return why an unfinished lease is waited for that no other worker is known to read."""
@@ -290,43 +286,37 @@ class DrainWatch:
             if self._lifecycle.is_called(consumer.held)
             else consumer.last_moved(reading)
         )
-        return _Wait(
-            error or f"its state is {consumer.state}", moved_at, is_failing=error is not None
-        )
+        return _Wait(error or f"its state is {consumer.state}", moved_at)
 
-    def _ends(self, groups: Mapping[str | None, Sequence[Lease]]) -> dict[str, _Wait]:
+    def _ends(self) -> dict[str, _Wait]:
         """Return the shards that are held here and have children, but whose end was not read.
 
         The children may have records, and they have no rows yet.
         """
         waits: dict[str, _Wait] = {}
-        for stream in self._streams:
-            held = {
-                lease.shard_id: lease.unique_key
-                for lease in stream.leases_of(groups)
-                if lease.unique_key in self._read and not lease.ended
-                if lease.lease_key in self._lifecycle.consumers
-            }
-            if stream.is_deleted or not held:
+        held: defaultdict[StreamId, dict[str, str]] = defaultdict(dict)
+        for consumer in self._lifecycle.consumers.values():
+            key, stream = consumer.held.lease.unique_key, consumer.stream
+            if consumer.state is not ConsumerState.ENDED and key in self._read:
+                held[stream][consumer.held.lease.shard_id] = key
+        for stream in held.keys() & self._unread.keys():
+            if stream in self._deleted:
                 continue
             try:
-                shards = self._dependencies.kinesis.list_shards(stream.stream)
+                shards = self._dependencies.kinesis.list_shards(stream)
             except NotFoundError:
                 continue  # All that this worker knew of it is read.
             except AwsError as error:
-                text = f"{type(error).__name__}: {error}"
-                self._dependencies.events(AwsTrouble("ListShards for the drain", str(error)))
-                waits[f"the shards of {stream.stream.name}"] = _Wait(text)
+                waits[f"the shards of {stream.name}"] = self._refusal("ListShards", error)
             else:
                 parents = {parent for shard in shards for parent in shard.parents}
-                waits |= {held[key]: _Wait("its end is not read") for key in held.keys() & parents}
+                with_children = held[stream].keys() & parents
+                waits |= {held[stream][one]: _Wait("its end is not read") for one in with_children}
         return waits
 
-    def _reader_of(self, lease: Lease) -> str | None:
-        """Return the other worker that owns a lease, if it is alive; None: there is none."""
-        key, owner = lease.lease_key, lease.actual_owner
-        is_alive = owner != self._dependencies.worker_id and self._renewed.get(key) == owner
-        return owner if is_alive and key not in self._lifecycle.consumers else None
+    def _refusal(self, what: str, error: AwsError) -> _Wait:
+        self._dependencies.events(AwsTrouble(f"{what} for the drain", str(error)))
+        return _Wait(f"{type(error).__name__}: {error}")
 
     def _stands_still(self, waits: Mapping[str, _Wait]) -> bool:
         """Return whether nothing of this has moved for too long, and note why it is waited for."""
@@ -335,7 +325,8 @@ class DrainWatch:
             self._standstill.begin(now)
         self._progress = before | {key: wait.progress for key, wait in waits.items()}
         seconds = self._standstill.count(now)
-        if seconds < self._limit_seconds + max(wait.more_seconds for wait in waits.values()):
+        more_seconds = max(wait.more_seconds for wait in waits.values())
+        if seconds < self._limit_seconds + more_seconds or seconds < self._lock_limit_seconds():
             return False
         keys_by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for key in sorted(waits):
@@ -350,7 +341,16 @@ class DrainWatch:
         self._failure = f"nothing that the drain waits for has moved for {seconds:.0f} s: {text}"
         return True
 
-    # -- what is noted between two looks, and at a look
+    def _lock_limit_seconds(self) -> float:
+        """Return the time without a movement with the lock of the present leader."""
+        try:
+            lock = self._dependencies.coordinator_table.read_lock()
+        except AwsError:
+            lock = None
+        millis = 0 if lock is None else lock.lease_duration_millis
+        return standstill_seconds(self._dependencies.settings, millis)
+
+    # -- what is noted between two looks
 
     def _note_read(self) -> bool:
         """Note the shards that are read to the tip and committed. One that is read stays so.
@@ -364,82 +364,31 @@ class DrainWatch:
             if consumer.held.lease.unique_key not in self._read
             and consumer.state is not ConsumerState.ENDED
         ]
-        read = [consumer for consumer in waiting if self._is_read(consumer)]
-        self._read.update(consumer.held.lease.unique_key for consumer in read)
+        read = [
+            consumer.held.lease.unique_key
+            for consumer in waiting
+            if consumer.is_read(self._source.state_of(consumer.lease_key), self._began)
+        ]
+        self._read.update(read)
         if read:
             # It was waited for, and no look will see that its last batch was committed.
             self._standstill.begin(self._dependencies.clock.monotonic())
         return bool(read) and len(read) == len(waiting)
 
-    def _is_read(self, consumer: ShardConsumer) -> bool:
-        if consumer.state is ConsumerState.ENDING:
-            return not consumer.shard_gone  # It is no loss if the stream is deleted now.
-        reading = self._source.state_of(consumer.lease_key)
-        return (
-            consumer.state is ConsumerState.READING
-            and not consumer.in_batch
-            and reading is not None
-            and reading.caught_up
-            and reading.read_at is not None
-            and reading.read_at >= self._began
-        )
 
-    def _note_renewals(self, leases: Iterable[Lease]) -> None:
-        """Note who has renewed each lease since the first look.
+def _claim(lease: Lease) -> tuple[str, str | None, str | None]:
+    """Return the key of a lease that has these two owners."""
+    return lease.lease_key, lease.owner, lease.checkpoint_owner
 
-        An assignment raises the counter, too, and changes the owner. The leader writes it, so that
-        it proves nothing about the owner.
-        """
-        for lease in leases:
-            row = (lease.owner, lease.checkpoint_owner, lease.counter)
-            before = self._rows.get(lease.lease_key)
-            if before is not None and before[:2] == row[:2] and before[2] != row[2]:
-                self._renewed[lease.lease_key] = lease.actual_owner
-            self._rows[lease.lease_key] = row
 
-    # -- a stream that is deleted meanwhile
-
-    def _describe(self, stream: _Stream) -> None:
-        """Find out whether a stream is deleted. A description that fails otherwise is no proof."""
-        try:
-            self._identity.confirm(stream.stream, self._dependencies.clock.monotonic())
-        except (NotFoundError, StreamReplacedError) as error:
-            stream.is_deleted = True
-            name = stream.stream.arn or stream.stream.name
-            self._dependencies.events(
-                StreamUnavailable(self._dependencies.worker_id, name, str(error))
-            )
-        except AwsError as error:
-            self._dependencies.events(
-                AwsTrouble(f"look for {stream.stream.name} in the drain", str(error))
-            )
-
-    def _without_lost(
-        self, stream: _Stream, leases: Sequence[Lease], waits: Mapping[str, _Wait]
-    ) -> dict[str, _Wait]:
-        """Report the leases of a deleted stream that nobody reads; return the other waits.
-
-        Each is reported once, and not at the end of the drain: one that is stopped before would
-        lose them in silence.
-        """
-        # Another worker that is known to be the owner reads its lease, or the leader assigns it.
-        elsewhere = {
-            lease.unique_key
-            for lease in leases
-            if lease.actual_owner not in (None, self._dependencies.worker_id)
-        }
-        for key in sorted(stream.unread.keys() - stream.lost - elsewhere):
-            stream.lost.add(key)
-            lease = stream.unread[key]
-            consumer = self._lifecycle.consumers.get(lease.lease_key)
-            position = (None if consumer is None else consumer.committed) or lease.checkpoint
-            self._dependencies.events(
-                RecordsLost(
-                    self._dependencies.worker_id,
-                    lease.lease_key,
-                    LossReason.STREAM_DELETED,
-                    None if position.is_sentinel else position,  # inclusive
-                    stream=stream.stream.name,
-                )
-            )
-        return {key: wait for key, wait in waits.items() if key in elsewhere}
+def _leases_of(stream: StreamId, groups: Mapping[str | None, Sequence[Lease]]) -> Sequence[Lease]:
+    """Return the leases of a stream. The groups have the leases by their stream."""
+    if stream.creation_epoch is not None:
+        return groups.get(stream.serialized, ())
+    # The keys of a single stream are shard ids. The leader marks the leases of a later one.
+    times = (stream.recreated_millis, stream.created_millis)
+    return [
+        lease
+        for lease in groups.get(None, ())
+        if stream.created_millis is None or lease.recreated_millis in times
+    ]
