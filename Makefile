@@ -44,10 +44,11 @@ test: setup java form audit
 	wait $$types || { echo "mypy failed: its errors are above, among the lines of the tests"; exit 1; }; \
 	exit $$tests
 
-# What takes minutes and has a shorter form in `make test`, and the 2,000 fixed seeds. A run that was
-# stopped continues with what has not passed yet; the end lists all that has run.
+# What takes minutes and has a shorter form in `make test`, the 2,000 fixed seeds, and the property
+# tests with three times as many examples. A run that was stopped continues with what has not passed
+# yet; the end lists all that has run.
 test-long: setup java
-	@$(BIN)/python -m pytest -vv -m long --resume .run/test-long.json
+	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -vv -m long --resume .run/test-long.json
 
 lint: form
 	@echo "types (a minute the first time)"

@@ -2,7 +2,7 @@
 start.
 
 Property tests draw the same cases in every run, so that a run tells about the change and not about
-the day; `HYPOTHESIS_PROFILE=explore` draws new ones.
+the day; `HYPOTHESIS_PROFILE=explore` draws new ones. `make test-long` draws three times as many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 import botocore.session
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
+
+from tests.support.examples import EVERY, SHORT, register_profiles
 
 # fixtures of the fan-out files
 from tests.support.fan_out_world import aws, over, subscriptions  # noqa: F401
@@ -30,12 +32,9 @@ from tests.support.shares import Durations, Progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.dagster_stage import Stage
 
-
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("explore", deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+register_profiles()
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", SHORT))
 
 
 # For JVMs that live for seconds: without the second compiler and the collector's threads they take
@@ -118,6 +117,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         seeds.stop()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All property tests are among the long ones, too."""
+    is_property = is_hypothesis_test(getattr(item, "obj", None))
+    if is_property and settings.get_current_profile_name() == EVERY:
+        item.add_marker(pytest.mark.long)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several worker processes the longest units begin first. What waits for the seeds is
     last.
@@ -150,15 +156,3 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One `dagster dev` with a consuming pipeline, for all tests that look at it from outside,
-    because it takes fifteen seconds to start.
-    """
-    # runs without these tests start nothing
-    from tests.support.dagster_stage import dagster_stage  # noqa: PLC0415
-
-    with dagster_stage(tmp_path_factory.mktemp("stage")) as stage:
-        yield stage

@@ -10,13 +10,14 @@ import botocore.session
 import cbor2
 import pytest
 from botocore.parsers import create_parser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, JSON_CONTENT_TYPE, decode_page, repeated
 from kcl_pipeline.shards import ChildShard, HashKeyRange
+from tests.support.examples import examples
 
 SHARD = "shardId-000000000000"
 RECORDS = st.lists(
@@ -83,7 +84,7 @@ def expected(records) -> list[dict]:
 
 
 @given(RECORDS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_both_formats_give_the_same_columns(records) -> None:
     for body, kind in (
         (as_json(records), JSON_CONTENT_TYPE),
@@ -120,7 +121,7 @@ def test_a_long_page_with_and_without_keys(key: dict[str, None]) -> None:
 
 
 @given(RECORDS)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_agrees_with_botocore(records) -> None:
     body = as_json(records, NextShardIterator="next", MillisBehindLatest=5)
     operation = (
@@ -249,7 +250,7 @@ def test_a_body_cut_anywhere_is_unavailable(encode, kind: str) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([JSON_CONTENT_TYPE, CBOR_CONTENT_TYPE]))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_garbage_raises_nothing_else(body: bytes, kind: str) -> None:
     try:
         decode_page(body, kind, "orders", SHARD)

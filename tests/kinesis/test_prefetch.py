@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.kinesis.client import Chunk, payload_bytes
 from kcl_pipeline.kinesis.prefetch import ReadState, split
+from tests.support.examples import examples
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld, chunk_of
 
 
@@ -205,7 +206,7 @@ def test_lag_counts_the_time_in_the_buffer_and_in_failures() -> None:
 
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 14), st.integers(0, 400))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_splitting_keeps_every_row_and_both_limits(
     sizes: list[int], max_records: int, max_bytes: int
 ) -> None:

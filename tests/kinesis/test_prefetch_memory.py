@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.config import BatchSettings, ConsumerSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.memory import READ_BYTES, MemoryBudget
+from tests.support.examples import examples
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld
 
 BATCH = BatchSettings(min_batch_interval_millis=100)
@@ -147,7 +148,7 @@ def test_without_a_budget_only_the_limit_of_the_prefetcher_holds() -> None:
 Amounts = st.lists(st.integers(0, 10 * MIB), min_size=5, max_size=25)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(Amounts, st.sampled_from([64, 100, 512]), st.integers(1, 3))
 def test_the_limit_is_kept_and_every_record_is_processed(
     sizes: list[int], max_mib: int, expansion: int

@@ -9,7 +9,7 @@ import copy
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -32,11 +32,12 @@ from kcl_pipeline.testing.tables import (
     InMemoryWorkerMetricsTable,
     create_lease,
 )
+from tests.support.examples import examples
 from tests.support.leader_world import World
 from verification.interleavings.world import Bench, Process, Scenario, Worker
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = examples(150, suppress_health_check=list(HealthCheck))
+FEW = examples(20, suppress_health_check=list(HealthCheck))
 
 numbers = st.one_of(
     st.integers(-(10**37), 10**37).map(str),

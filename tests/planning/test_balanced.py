@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, PlanLimits, WorkerState
 from kcl_pipeline.planning.strategies import balanced
+from tests.support.examples import examples
 
 
 def fleet(count: int, groups: int = 1) -> tuple[WorkerState, ...]:
@@ -82,7 +83,7 @@ def test_an_uneven_group_is_evened() -> None:
     assert max(Counter(lease.owner for lease in after(case, plan).leases).values()) == 3
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.integers(0, 10_000),
     st.integers(1, 120),
@@ -101,7 +102,7 @@ def test_the_order_of_the_input_does_not_matter(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(0, 10_000), st.integers(1, 200), st.integers(1, 12))
 def test_static_load_moves_nothing_more(seed: int, leases: int, workers: int) -> None:
     case = random_case(seed, leases, workers)

@@ -19,8 +19,7 @@ DURATIONS: Final = Path(__file__).parent / "durations.json"
 EVERY_SECONDS: Final = 20.0
 
 SHARED: Final = {
-    "tests/integration/test_dagster_ui.py": "stage",
-    "tests/integration/test_processes_dagster.py": "stage",
+    "tests/integration/dagster_dev/": "stage",
     "tests/docs/test_readme_example.py": "spark",
     "tests/guides/test_several_objects.py": "spark",
     "tests/guides/test_snippets.py": "spark",

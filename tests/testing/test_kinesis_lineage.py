@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.shards import MAX_HASH_KEY
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
+from tests.support.examples import examples
 
 ZERO = "shardId-000000000000"
 
@@ -76,7 +77,7 @@ def follow_lineage(model: KinesisModel, limit: int) -> list[tuple[str, str, byte
     return records
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(ACTIONS, st.integers(1, 4), st.integers(1, 40))
 def test_every_record_once_and_in_order_per_key_along_lineage(
     actions: list[tuple[str, int, int]], shards: int, limit: int

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.planning.balanced.problem import OVERSIZED_SLACK, Problem, build
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
+from tests.support.examples import examples
 from verification.planning.bound import moves_lower_bound
 
 
@@ -78,7 +79,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(problems(), st.sampled_from((1.05, 1.15, 1.3, 1.6)))
 def test_no_plan_beats_the_bound(problem: Problem, rest: float) -> None:
     best = fewest_moves(problem, rest, [])
@@ -86,7 +87,7 @@ def test_no_plan_beats_the_bound(problem: Problem, rest: float) -> None:
         assert moves_lower_bound(problem, rest, []) <= best
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems(), st.sampled_from((1.05, 1.2)), st.integers(1, 2))
 def test_no_plan_beats_the_bound_with_oversized(problem: Problem, rest: float, count: int) -> None:
     oversized = sorted(range(len(problem.leases)), key=lambda i: -problem.loads[0][i])[:count]
@@ -115,7 +116,7 @@ def problems_with_oversized(draw: st.DrawFn) -> tuple[Problem, list[int]]:
     return problem, problem.oversized
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(problems_with_oversized(), st.sampled_from((1.05, 1.2)))
 def test_no_plan_beats_the_bound_beside_real_oversized_leases(
     case: tuple[Problem, list[int]], rest: float
@@ -126,7 +127,7 @@ def test_no_plan_beats_the_bound_beside_real_oversized_leases(
         assert moves_lower_bound(problem, rest, oversized) <= best
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(), st.sampled_from((1.1, 1.4)))
 def test_no_plan_beats_the_bound_with_groups(problem: Problem, rest: float) -> None:
     group_rest = [1.0 + (rest - 1) / 2] * len(problem.groups)

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 OUTPUT = ("orders", "events")
 
 
+# Its file is the last one of the folder, because nothing consumes afterwards
 def test_materialize_drains_terminate_releases_and_everything_is_there_once(stage: Stage):
     (continuous,) = stage.runs("STARTED")
     owners = {row["leaseOwner"]["S"] for row in stage.leases()}
