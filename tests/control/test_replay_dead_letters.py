@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from datetime import timedelta
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ from kcl_pipeline.sinks.table import TableSink
 from tests.support.dead_letters import NOON, Strict, letter, store
 from tests.support.local_aws import fresh_name
 from tests.support.replay_world import ReplayWorld
+from tests.support.shortened import shortened
 
 
 class LettersWorld:
@@ -259,8 +261,13 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-@pytest.mark.parametrize("step", STEPS)
+# Each step, and each chunk before and after a step; `make test-long` has all
+SHORT = {*zip(STEPS, (1, 1, 2, 2, 3, 3), strict=True), ("after the commit to the output", 1)}
+
+
+@pytest.mark.parametrize(
+    ("step", "chunk"), shortened(product(STEPS, (1, 2, 3)), SHORT.__contains__)
+)
 def test_a_crash_at_each_step_repeats_neither_rows_nor_marks(
     world, strict, monkeypatch, step, chunk
 ):

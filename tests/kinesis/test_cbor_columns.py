@@ -17,6 +17,7 @@ from kcl_pipeline.kinesis import decode as columns
 from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, cbor_columns_of, decode_page
 from tests.support import page_parsers
+from tests.support.shortened import shortened
 
 FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp", "EncryptionType")
 
@@ -79,6 +80,9 @@ STYLES = [
     for tagged in (False, True)
 ]
 PLAIN = STYLES[1]
+SHORT = [STYLES[0], STYLES[3], STYLES[5], STYLES[6]]
+"""Every pair of two encodings; `make test-long` has all styles."""
+each_style = pytest.mark.parametrize("style", shortened(STYLES, SHORT.__contains__))
 
 
 def values(
@@ -129,7 +133,7 @@ def test_any_order_any_size_any_text(
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
+@each_style
 @pytest.mark.parametrize("least", [0, 11, 12, 13, 40])
 def test_records_of_every_length_at_every_offset(style: Style, least: int) -> None:
     """Values of at most twelve bytes are in the view of Arrow, longer ones are not."""
@@ -146,7 +150,7 @@ def test_records_of_every_length_at_every_offset(style: Style, least: int) -> No
         same(body)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@each_style
 def test_lengths_in_every_form(style: Style) -> None:
     sizes = [0, 1, 23, 24, 255, 256, 65_535, 65_536, 70_000]
     same(
@@ -169,7 +173,7 @@ def test_lengths_in_every_form(style: Style) -> None:
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
+@each_style
 def test_data_that_looks_like_records(style: Style) -> None:
     """The lengths reveal it; then a parser reads the body."""
     hidden = style.record(values(5, b"hidden"))
@@ -236,7 +240,7 @@ def test_what_is_wrong_is_refused(broken: bytes) -> None:
         decode_page(broken, CBOR_CONTENT_TYPE, "orders", "shard-0")
 
 
-@pytest.mark.parametrize("style", STYLES)
+@each_style
 def test_a_body_that_was_cut_short_has_no_columns(style: Style) -> None:
     for order in (("SequenceNumber", "PartitionKey", "Data"), FIELDS[:4], FIELDS[::-1]):
         body = style.body([style.record(values(i, b"x" * 40, order=order)) for i in range(3)])
@@ -248,21 +252,20 @@ def test_a_body_that_was_cut_short_has_no_columns(style: Style) -> None:
         ] == []
 
 
-@pytest.mark.parametrize("style", STYLES)
+@each_style
+@pytest.mark.parametrize("changes", [200, pytest.param(800, marks=pytest.mark.long)])
 def test_a_body_that_was_changed_anywhere_is_read_as_the_parser_reads_it_or_refused(
-    style: Style,
+    style: Style, changes: int
 ) -> None:
     rng = random.Random(7)
     sound = style.body(
         [style.record(values(i, rng.randbytes(i * 9), f"key-{i}", FIELDS)) for i in range(6)]
     )
     marks = (b"", b"\xff", b"\xa4", b"\xbf", b"\x58", b"\xc1\x1b")
-    assert (
-        page_parsers.changed_bodies_read_alike(
-            sound, marks, 800, CBOR_CONTENT_TYPE, "cbor_columns_of"
-        )
-        > 40
+    read = page_parsers.changed_bodies_read_alike(
+        sound, marks, changes, CBOR_CONTENT_TYPE, "cbor_columns_of"
     )
+    assert read > changes / 20
 
 
 @pytest.mark.parametrize("length", [2**32 - 1, 2**32 - 16, 2**31, 1_000])

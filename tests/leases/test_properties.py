@@ -6,7 +6,7 @@ The invariants of a lease row hold.
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import UnavailableError
@@ -14,6 +14,7 @@ from kcl_pipeline.leases.row import Lease, is_lease, lease_from_item, lease_to_i
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import create_lease
+from tests.support.examples import examples
 from tests.support.lease_tables import (
     DynamoTables,
     MemoryTables,
@@ -88,7 +89,7 @@ LOSABLE = {"create": "PutItem", "delete": "DeleteItem"}
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 8))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 8))]
 )
 def test_both_kinds_of_tables_do_the_same(aws, client, seed):
     rng = random.Random(seed)
@@ -175,7 +176,7 @@ def leases(draw):
 
 
 @given(leases())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_lease_survives_its_row(lease):
     item = lease_to_item(lease)
     assert is_lease(item)

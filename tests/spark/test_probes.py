@@ -68,13 +68,13 @@ def on_the_driver(frame):
 )
 def test_the_parts_that_fail_are_told_from_the_others(spark, tmp_path: Path, transform, error):
     writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
-    parts = [records(*([GOOD] * 3)) for _ in range(12)]
-    parts[4] = records(GOOD, BAD, GOOD)
-    parts[9] = records(BAD)
+    parts = [records(*([GOOD] * 3)) for _ in range(6)]
+    parts[2] = records(GOOD, BAD, GOOD)
+    parts[4] = records(BAD)
     found = writer.probe(parts)
-    assert [number for number, text in enumerate(found) if text is not None] == [4, 9]
-    assert error in found[4]
-    assert "on 1 records" not in found[9]
+    assert [number for number, text in enumerate(found) if text is not None] == [2, 4]
+    assert error in found[2]
+    assert "on 1 records" not in found[4]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,16 +126,17 @@ def test_the_transform_is_called_in_the_callers_thread_only(spark):
     assert threads == {threading.get_ident()}
 
 
-def jobs_of_a_round(spark, transform, folder: Path) -> int:
-    """Find three failing parts of 40; return the number of Spark jobs."""
+def jobs_of_a_round(spark, transform, folder: Path, count: int = 40) -> int:
+    """Find three failing parts of `count`; return the number of Spark jobs."""
     writer = SparkBatchWriter(spark, transform, str(folder / "t"))
-    parts = [records(GOOD, GOOD) for _ in range(40)]
-    for number in (3, 20, 39):
+    parts = [records(GOOD, GOOD) for _ in range(count)]
+    failing = [3, count // 2, count - 1]
+    for number in failing:
         parts[number] = records(GOOD, BAD)
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
     before = scheduler.nextJobId()
     found = writer.probe(parts)
-    assert [number for number, text in enumerate(found) if text is not None] == [3, 20, 39]
+    assert [number for number, text in enumerate(found) if text is not None] == failing
     return scheduler.nextJobId() - before
 
 
@@ -165,7 +166,7 @@ def test_without_outcomes_each_part_gets_a_job(
     monkeypatch.setattr(probes, "with_outcomes", Mock(side_effect=Py4JError("no such class")))
     # One for each part but the three that fail while they are planned, because Spark keeps the rows
     # of one part in the plan; and one that checks the others.
-    assert jobs_of_a_round(spark, failfast, tmp_path) == 38
+    assert jobs_of_a_round(spark, failfast, tmp_path, count=10) == 8
 
 
 def test_a_stack_overflow_fails_its_part_only(spark, tmp_path: Path):

@@ -187,12 +187,13 @@ class World:
             self.clock.advance(step)
 
     def run_without_leader(self, seconds):
+        step = min(0.2, seconds / 2)
         until = self.clock.monotonic() + seconds
         while self.clock.monotonic() < until:
             self.worker.lease_tick()
             self.worker.fetch_tick()
             self.worker.process_tick()
-            self.clock.advance(0.05)
+            self.clock.advance(step)
 
     def data(self) -> list[bytes]:
         rows = self.table.rows()

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.shortened import shortened
 from verification.planning.traces import SIZES, measure, traces
 
 LARGE = tuple(f"{leases}x{workers}" for leases, workers in SIZES if workers >= 40)
 """The bound is loose for small fleets, of which a plan moves few leases."""
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(13, marks=pytest.mark.long)])
-def test_a_plan_is_even_and_settled(seed: int) -> None:
-    results = [measure(trace, "balanced") for trace in traces(seed, 30)]
+@pytest.mark.parametrize(
+    ("seed", "count"), shortened([(1, 12), (1, 30), (13, 30)], {(1, 12)}.__contains__)
+)
+def test_a_plan_is_even_and_settled(seed: int, count: int) -> None:
+    results = [measure(trace, "balanced") for trace in traces(seed, count)]
     faults = [(one.trace.name, one.faults) for one in results if one.faults]
     unsettled = [name for name, found in faults if "not at rest" in found]
     uneven = [name for name, found in faults if "uneven" in found and any(x in name for x in LARGE)]

@@ -1,9 +1,12 @@
 """The DynamoDB tables are deleted while workers run and the output table exists."""
 
+from itertools import product
+
 import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, OtherApplicationError, ThrottledError
 from kcl_pipeline.events import AwsTrouble, RecordsLost
+from tests.support.shortened import shortened
 from tests.support.worker_world import World, numbered
 
 PARENT = "shardId-000000000000"
@@ -42,8 +45,22 @@ def created(world):
     ]
 
 
-@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])
-@pytest.mark.parametrize("split_when", ["never", "before", "after"])
+SHORT = {
+    ("LATEST", "never"),
+    ("TRIM_HORIZON", "before"),
+    ("LATEST", "after"),
+    ("AT_TIMESTAMP", "after"),
+}
+"""Each position and each time of the split; `make test-long` has every pair."""
+
+
+@pytest.mark.parametrize(
+    ("position", "split_when"),
+    shortened(
+        product(["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"], ["never", "before", "after"]),
+        SHORT.__contains__,
+    ),
+)
 def test_all_tables_are_deleted_under_load(position, split_when):
     world = world_at(position)
     if split_when == "before":
@@ -62,8 +79,13 @@ def test_all_tables_are_deleted_under_load(position, split_when):
     assert not world.of(RecordsLost)
 
 
-@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
-@pytest.mark.parametrize("again", range(4))
+@pytest.mark.parametrize(
+    ("position", "again"),
+    shortened(
+        product(["TRIM_HORIZON", "LATEST"], range(4)),
+        {("LATEST", 0), ("TRIM_HORIZON", 2)}.__contains__,
+    ),
+)
 def test_tables_are_deleted_again_and_again(position, again):
     world = world_at(position)
     for part in range(3):

@@ -41,7 +41,11 @@ class Strict:
         return table
 
 
-@pytest.fixture(params=["driver", "executors"])
+BOTH = pytest.mark.parametrize("world", ["driver", "executors"], indirect=True)
+"""Also where executors read. `make test-long` has all tests with both."""
+
+
+@pytest.fixture(params=["driver", pytest.param("executors", marks=pytest.mark.long)])
 def world(request: pytest.FixtureRequest) -> World:
     return World(shards=2, transform=Strict(), buffered=request.param == "driver")
 
@@ -59,6 +63,7 @@ def shard_rows(world: World) -> set[str]:
     return set() if rows is None else set(rows["shard_id"].to_pylist())
 
 
+@BOTH
 def test_a_broken_transform_pauses_its_shard_and_the_others_go_on(world: World):
     broken, healthy = key_of(world, 0), key_of(world, 1)
     world.writer._transform.broken = broken
@@ -205,6 +210,7 @@ def failing_commits(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
+@BOTH
 def test_a_failing_commit_does_not_write_the_dead_letters_again(failing_commits: World):
     world = failing_commits
     world.put(*numbered(20), BAD)

@@ -79,13 +79,22 @@ class Hanging:
         assert not self.thread.is_alive()
 
 
-@pytest.fixture(params=[True, False], ids=["buffered", "executors"])
+BOTH = pytest.mark.parametrize(
+    "hanging", [True, False], ids=["buffered", "executors"], indirect=True
+)
+"""Also where executors read. `make test-long` has all tests with both."""
+
+
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["buffered", "executors"]
+)
 def hanging(request):
     found = Hanging(buffered=request.param)
     yield found
     found.transform.release.set()
 
 
+@BOTH
 def test_a_transform_that_blocks_is_reported_while_its_leases_are_renewed(hanging):
     hanging.block()
     world = hanging.world
@@ -164,7 +173,7 @@ def test_each_call_of_a_failing_transform_is_progress():
     )
     world.run(5)
     world.put(*numbered(20), b"bad", *numbered(20, "s"))
-    world.run(600)
+    world.run(200)
     assert len(world.data()) == 40
     assert len(calls) * 6 > AFTER, "the batch takes longer than one step may"
     assert world.of(WorkerHung) == []

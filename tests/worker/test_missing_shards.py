@@ -25,7 +25,13 @@ HALF = str(2**127)
 DAY = 24 * 3600
 
 
-@pytest.fixture(params=[True, False], ids=["buffered", "executors"])
+BOTH = pytest.mark.parametrize("make", [True, False], ids=["buffered", "executors"], indirect=True)
+"""Also where executors read. `make test-long` has all tests with both."""
+
+
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["buffered", "executors"]
+)
 def make(request):
     def made(**settings) -> World:
         world = World(shards=1, buffered=request.param, **settings)
@@ -58,6 +64,7 @@ def start(world: World) -> None:
     world.worker.start_up()
 
 
+@BOTH
 def test_a_deleted_stream_ends_no_lease(make):
     world = make()
     world.put(*numbered(20))
@@ -85,6 +92,7 @@ def test_a_stream_that_is_created_again_ends_no_lease_and_is_reported(make):
     assert any("was deleted and created again" in event.error for event in world.of(AwsTrouble))
 
 
+@BOTH
 def test_a_shard_that_left_retention_is_reported_deleted_and_its_children_go_on(make):
     world = make()
     world.put(*numbered(20))

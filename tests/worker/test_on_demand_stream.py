@@ -42,7 +42,7 @@ class OnDemandWorld(StreamsWorld):
         return [row for row in self.leases.rows().values() if row[CHECKPOINT]["S"] != "SHARD_END"]
 
 
-@pytest.mark.parametrize("minutes", [8, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.parametrize("minutes", [4, pytest.param(16, marks=pytest.mark.long)])
 def test_shards_change_every_minute_under_load(minutes):
     world = OnDemandWorld(STREAM)
     assert len(world.open_shards()) == SHARDS

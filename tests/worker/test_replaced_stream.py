@@ -5,6 +5,7 @@ soon after it is back, exactly once, with default settings.
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 
 import pytest
 
@@ -17,6 +18,7 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
+from tests.support.shortened import shortened
 from tests.support.streams_world import StreamsWorld
 
 NAME = ("orders",)
@@ -29,9 +31,19 @@ def recreated(world, shards, away_seconds=60):
     world.create("orders", shards)
 
 
-@pytest.mark.parametrize("streams", [NAME, SEVERAL], ids=["one stream", "several"])
-@pytest.mark.parametrize("shards", [1, 2, 5])
-@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
+SHORT = {
+    (NAME, 1, "LATEST"),
+    (NAME, 5, "TRIM_HORIZON"),
+    (SEVERAL, 1, "TRIM_HORIZON"),
+    (SEVERAL, 2, "LATEST"),
+}
+"""More and fewer shards than before, and as many; `make test-long` has all."""
+
+
+@pytest.mark.parametrize(
+    ("streams", "shards", "position"),
+    shortened(product((NAME, SEVERAL), (1, 2, 5), ("TRIM_HORIZON", "LATEST")), SHORT.__contains__),
+)
 def test_its_records_are_in_the_table_within_a_minute(streams, shards, position):
     world = StreamsWorld(*streams)
     world.start("w", *streams, shard_sync={"initial_position_in_stream": position})

@@ -15,13 +15,20 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.losses import RetentionLosses
 from kcl_pipeline.worker.summary import StopReason
+from tests.support.shortened import shortened
 from tests.support.worker_world import World, numbered
 
 ZERO = "shardId-000000000000"
 HOUR = 3600
 
 
-@pytest.fixture(params=[True, False], ids=["buffered", "executors"])
+BOTH = pytest.mark.parametrize("world", [True, False], ids=["buffered", "executors"], indirect=True)
+"""Also where executors read. `make test-long` has all tests with both."""
+
+
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["buffered", "executors"]
+)
 def world(request):
     world = World(shards=1, buffered=request.param)
     run(world, 3.0)
@@ -58,6 +65,7 @@ def checkpoint(world) -> Position:
     return lease.checkpoint
 
 
+@BOTH
 def test_records_that_left_retention_while_no_worker_ran_are_reported_once(world):
     stop(world)
     read = checkpoint(world)
@@ -86,6 +94,7 @@ def test_records_that_left_retention_while_no_worker_ran_are_reported_once(world
     assert len(world.of(RecordsLost)) == 1
 
 
+@BOTH
 def test_a_shard_of_which_nothing_is_left_is_reported(world):
     stop(world)
     world.put(*numbered(3, "lost"))
@@ -190,8 +199,17 @@ def start_with_clock(world, name, hours):
         world.clock = clock
 
 
-@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "executors"])
-@pytest.mark.parametrize(("first", "second"), [(1, 0), (30, 0), (-30, 0), (0, 30), (0, -30)])
+@pytest.mark.parametrize(
+    ("buffered", "first", "second"),
+    shortened(
+        [
+            (buffered, *hours)
+            for hours in [(1, 0), (30, 0), (-30, 0), (0, 30), (0, -30)]
+            for buffered in (True, False)
+        ],
+        {(True, 30, 0), (False, -30, 0), (True, 0, -30), (False, 0, 30)}.__contains__,
+    ),
+)
 def test_a_loss_is_reported_whatever_the_clocks_of_the_hosts_show(buffered, first, second):
     world = World(shards=1, buffered=buffered)
     stop(world)
@@ -244,6 +262,7 @@ def split_and_stop_at_the_end(world):
     stop(world)
 
 
+@BOTH
 def test_records_of_children_that_nobody_has_begun_are_reported_when_they_left(world):
     split_and_stop_at_the_end(world)
     assert {str(row.checkpoint) for row in world.leases.list_leases().leases if not row.ended} == {

@@ -24,7 +24,15 @@ def make(*, buffered, shards=1, **more):
     )
 
 
-@pytest.fixture(name="world", params=[True, False], ids=["buffered", "executors"])
+BOTH = pytest.mark.parametrize("world", [True, False], ids=["buffered", "executors"], indirect=True)
+"""Also where executors read. `make test-long` has all tests with both."""
+
+
+@pytest.fixture(
+    name="world",
+    params=[True, pytest.param(False, marks=pytest.mark.long)],
+    ids=["buffered", "executors"],
+)
 def world_fixture(request):
     world = make(buffered=request.param)
     world.run(5)
@@ -59,6 +67,7 @@ def fail_the_sink(world, times=10**9):
     sink.commit = failing
 
 
+@BOTH
 def test_an_idle_shard_is_never_stalled(world):
     world.run(200)
     assert world.of(ShardStalled) == []
@@ -72,6 +81,7 @@ def test_a_shard_with_a_record_now_and_then_is_never_stalled(world):
     assert world.of(ShardStalled) == []
 
 
+@BOTH
 def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(world):
     read = world.kinesis.get_records
 
@@ -285,6 +295,7 @@ def split(world):
     world.clock.advance(0.5)
 
 
+@BOTH
 def test_an_end_that_cannot_be_recorded_is_reported(world):
     def failing(*_request):
         raise ThrottledError("slow down")

@@ -163,9 +163,9 @@ def check_rows(value: dict[str, Any]) -> str:
 
 
 BOUNDARIES: Final = (
-    Boundary("cli_output", _texts, check_output, frozenset({SHOWN})),
+    Boundary("cli_output", _texts, check_output, frozenset({SHOWN}), short_inputs=100),
     Boundary(
         "cli_input", _arguments, check_input, frozenset({SHOWN, FAILED, USAGE}), short_inputs=50
     ),
-    Boundary("cli_rows", _rows, check_rows, frozenset({SHOWN}), short_inputs=40),
+    Boundary("cli_rows", _rows, check_rows, frozenset({SHOWN}), short_inputs=20),
 )

@@ -207,7 +207,7 @@ BOUNDARIES: Final = (
         draw_aggregate,
         check_aggregate,
         frozenset({READ, PLAIN}),
-        short_inputs=40,
+        short_inputs=15,
     ),
     Boundary("json_page", draw_json, check_json, BOTH),
     Boundary("cbor_page", draw_cbor, check_cbor, BOTH),

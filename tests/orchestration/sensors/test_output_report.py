@@ -236,7 +236,7 @@ def test_the_sensor_reports_once_per_period_and_leaves_drain_runs_out(instance):
     assert [event.metadata["records_per_second"].value for event in found] == [20.0, 20.0]
 
 
-@pytest.mark.parametrize("minutes", [15, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("minutes", [6, pytest.param(60, marks=pytest.mark.long)])
 def test_minutes_with_100_leases_and_8_workers(instance, minutes):
     """The event log grows by a known number of events, whatever the number of shards is.
 

@@ -22,7 +22,8 @@ TICK_SECONDS = 5.0
 @pytest.mark.parametrize(
     ("streams", "shards", "workers", "minutes"),
     [
-        pytest.param(2, 50, 8, 15),
+        pytest.param(2, 50, 8, 5),
+        pytest.param(2, 50, 8, 60, marks=pytest.mark.long),
         pytest.param(1, 1, 1, 60, marks=pytest.mark.long),
         pytest.param(1, 1_000, 50, 60, marks=pytest.mark.long),
         pytest.param(30, 4, 8, 60, marks=pytest.mark.long),
