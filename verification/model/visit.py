@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -63,48 +62,54 @@ def visit(model: Searched[State], *, limit: int, goes_on: bool = False) -> Found
     Raises:
         RuntimeError: There are more than `limit` states.
     """
-    start = model.start()
-    seen: dict[State, tuple[State, str] | None] = {start: None}
-    queue = deque([start])
-    before: dict[State, list[State]] = {}
-    complete: list[State] = []
-    while queue:
-        state = queue.popleft()
+    # A state is large, so that its hash takes most of the time: everything else has its number
+    numbers = {model.start(): 0}
+    states = list(numbers)
+    steps: list[tuple[int, str] | None] = [None]
+    before: list[list[int]] = [[]]
+    complete: list[int] = []
+    number = 0
+    while number < len(states):
+        state = states[number]
         if model.complete(state):
-            complete.append(state)
+            complete.append(number)
         try:
             for name, after in model.of(state):
+                next_number = numbers.setdefault(after, len(states))
+                if next_number == len(states):
+                    if not model.within(after):
+                        del numbers[after]
+                        continue
+                    states.append(after)
+                    steps.append((number, name))
+                    before.append([])
                 if goes_on:
-                    before.setdefault(after, []).append(state)
-                if after not in seen and model.within(after):
-                    seen[after] = (state, name)
-                    queue.append(after)
+                    before[next_number].append(number)
         except BrokenRuleError as rule:
-            return Found(len(seen), len(complete), str(rule), _path(seen, state))
-        if len(seen) > limit:
+            return Found(len(states), len(complete), str(rule), _path(steps, number))
+        if len(states) > limit:
             raise RuntimeError(f"there are more than {limit} states")
-    stuck = _first_stuck(seen, complete, before) if goes_on else None
+        number += 1
+    stuck = _first_stuck(complete, before) if goes_on else None
     if stuck is not None:
-        return Found(len(seen), len(complete), "it cannot go on", _path(seen, stuck))
-    return Found(len(seen), len(complete))
+        return Found(len(states), len(complete), "it cannot go on", _path(steps, stuck))
+    return Found(len(states), len(complete))
 
 
-def _first_stuck(
-    seen: Iterable[State], complete: list[State], before: dict[State, list[State]]
-) -> State | None:
+def _first_stuck(complete: list[int], before: list[list[int]]) -> int | None:
     """Return the first state from which no complete one can be reached."""
     alive, queue = set(complete), list(complete)
     while queue:
-        for state in before.get(queue.pop(), ()):
-            if state not in alive:
-                alive.add(state)
-                queue.append(state)
-    return next((state for state in seen if state not in alive), None)
+        for number in before[queue.pop()]:
+            if number not in alive:
+                alive.add(number)
+                queue.append(number)
+    return next((number for number in range(len(before)) if number not in alive), None)
 
 
-def _path(seen: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
+def _path(steps: list[tuple[int, str] | None], number: int) -> tuple[str, ...]:
     path: list[str] = []
-    while (step := seen[state]) is not None:
-        state, name = step
+    while (step := steps[number]) is not None:
+        number, name = step
         path.append(name)
     return tuple(reversed(path))
