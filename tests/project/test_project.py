@@ -21,7 +21,15 @@ FILES = [
 ]
 PARTS = {"assets", "resources", "sensors", "definitions.py", "workspace.yaml", "dagster.yaml"}
 LOOK = """
-import json, dagster as dg, definitions
+import json, os, sys, dagster as dg, kcl_pipeline, kcl_pipeline.orchestration.definitions
+for variables in json.loads(sys.argv[1]):
+    if (child := os.fork()) == 0:
+        break
+    os.waitpid(child, 0)
+else:
+    sys.exit()
+os.environ |= variables
+import definitions
 defs = definitions.defs
 dg.Definitions.validate_loadable(defs)
 graph = defs.resolve_asset_graph()
@@ -33,29 +41,36 @@ print(json.dumps({
     "sensors": {one.name: one.default_status.value for one in defs.sensors},
     "schedules": {one.name: one.default_status.value for one in defs.schedules},
     "resources": sorted(defs.resources),
-}))
+}), flush=True)
 """
 
 
-def look(tmp_path: Path, **variables: str) -> dict[str, dict[str, object]]:
-    """What the definitions have, in a process of its own, as Dagster loads them."""
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, object]]]:
+    """What the definitions have with and without Java, as Dagster loads them, each in a process of
+    its own. What they import is imported once.
+    """
+    folder = tmp_path_factory.mktemp("project")
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(0o755)
+    homes = {"with Java": folder, "without": folder / "nothing"}
     environment = {name: value for name, value in os.environ.items() if name[:4] != "AWS_"}
-    found = subprocess.run(
-        [sys.executable, "-c", LOOK],
+    variables = [{"LAKE": str(folder), "JAVA_HOME": str(home)} for home in homes.values()]
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, json.dumps(variables)],
         cwd=ROOT,
-        env=environment | {"LAKE": str(tmp_path)} | variables,
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    return json.loads(found.stdout.splitlines()[-1])
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(homes, map(json.loads, lines), strict=True))
 
 
-def test_the_project_has_two_pipelines_and_a_table_that_follows_one(tmp_path):
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.touch(0o755)
-    found = look(tmp_path, JAVA_HOME=str(tmp_path))
+def test_the_project_has_two_pipelines_and_a_table_that_follows_one(looks):
+    found = looks["with Java"]
     assert found["parents"] == {
         "kinesis/orders": [],
         "kinesis/telemetry": [],
@@ -75,8 +90,8 @@ def test_the_project_has_two_pipelines_and_a_table_that_follows_one(tmp_path):
     assert tables <= {*found["resources"]}
 
 
-def test_without_java_the_spark_pipeline_is_one_asset_that_says_so(tmp_path):
-    found = look(tmp_path, JAVA_HOME=str(tmp_path / "nothing"))
+def test_without_java_the_spark_pipeline_is_one_asset_that_says_so(looks):
+    found = looks["without"]
     of_telemetry = [key for key in found["parents"] if key.startswith(("telemetry", "kinesis/t"))]
     assert of_telemetry == ["telemetry/needs_java"]
     assert "orders/orders" in found["parents"]
