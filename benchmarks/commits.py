@@ -44,7 +44,6 @@ from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import NOTHING_STORED
 
 STREAM = "arn:aws:kinesis:us-east-1:111122223333:stream/orders/1760000000"
@@ -97,14 +96,14 @@ def write_until(
         batch = Batch(f"{worker}-{turn}", (), rows)
         written = repeated(partial(writer.write, batch))
         end = Position(str(10**55 + turn))
-        entries = [Entry(key, one, end) for key, one in stored.items()]
+        becomes = {key: one.moved(end) for key, one in stored.items()}
         before = time.perf_counter()
-        outcome = repeated(partial(sink.commit, found.table_id, written, entries))
+        outcome = repeated(partial(sink.commit, found.table_id, written, stored, becomes))
         millis.append((time.perf_counter() - before) * 1000)
         if outcome.version is None:
             raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
         paths += [file.path for file in written.files]
-        stored = {entry.key: entry.becomes for entry in entries}
+        stored = becomes
     return paths, millis
 
 
@@ -163,11 +162,11 @@ def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str,
     results: dict[str, dict[str, list[float]]] = {}
     stored = NOTHING_STORED
     for turn in range(1, max(versions) + 26):
-        entry = Entry(keys[0], stored, Position(str(turn)))
+        becomes = stored.moved(Position(str(turn)))
         written = writer.write(Batch(f"g-{turn}", (), rows))
         cell = next((start for start in versions if start <= turn < start + 25), None)
-        committed = _millis(sink.commit, table_id, written, [entry])
-        stored = entry.becomes
+        committed = _millis(sink.commit, table_id, written, {keys[0]: stored}, {keys[0]: becomes})
+        stored = becomes
         if cell is not None:
             reader = DeltaCommitter(DeltaSink(uri), "bench")
             samples = results.setdefault(

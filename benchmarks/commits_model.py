@@ -35,7 +35,6 @@ from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import AnnouncementStore
 from kcl_pipeline.sinks.log import Head, StoredObject
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 
@@ -264,16 +263,16 @@ def measure(writers: int, seconds: float, server: Server, seed: int) -> dict[str
         for turn in itertools.count(1):
             file = DataFile(f"{rng.getrandbits(128):032x}", 1, 1, {}, 0, "")
             repeated(world, lambda: server.request(lambda: None))
-            entries = [Entry(key, one, Position(str(turn))) for key, one in stored.items()]
+            becomes = {key: one.moved(Position(str(turn))) for key, one in stored.items()}
             before = world.now
             written = Written((file,), None, 1, None)
-            outcome = repeated(world, partial(sink.commit, "table", written, entries))
+            outcome = repeated(world, partial(sink.commit, "table", written, stored, becomes))
             if outcome.version is None:
                 raise AssertionError(f"writer {number} was refused {outcome.refused}")
             if world.now <= seconds:
                 millis.append((world.now - before) * 1000)
                 committed.append(file.path)
-            stored = {one.key: one.becomes for one in entries}
+            stored = becomes
 
     for number in range(writers):
         world.spawn(partial(write, number))

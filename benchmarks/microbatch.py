@@ -48,7 +48,6 @@ from kcl_pipeline.kinesis.decode import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.spark.session import build_session, warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
@@ -91,10 +90,10 @@ class Way:
         if turn == 1:
             self._sink.ensure(written.schema)
             self._table_id = self._sink.positions([]).table_id
-        entry = Entry("stream/0/shard", self._stored, Position(str(turn)))
-        outcome = self._sink.commit(self._table_id, written, [entry])
+        key, becomes = "stream/0/shard", self._stored.moved(Position(str(turn)))
+        outcome = self._sink.commit(self._table_id, written, {key: self._stored}, {key: becomes})
         assert outcome.version is not None
-        self._stored = entry.becomes
+        self._stored = becomes
 
 
 def batches(folder: Path, rounds: int) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("data", pa.binary())])
@@ -75,11 +74,12 @@ class Table:
         self._turn += 1
         written = self._writer.write(Batch(f"b-{self._turn}", (), self._rows))
         end = Position(str(49 * 10**54 + self._turn))
-        entries = [Entry(key, self._stored.get(key, NOTHING_STORED), end) for key in keys]
-        outcome = self._sink.commit(self._table_id, written, entries)
+        expected = {key: self._stored.get(key, NOTHING_STORED) for key in keys}
+        becomes = {key: stored.moved(end) for key, stored in expected.items()}
+        outcome = self._sink.commit(self._table_id, written, expected, becomes)
         if outcome.version is None:
             raise AssertionError(f"refused: {outcome.refused}")
-        self._stored |= {entry.key: entry.becomes for entry in entries}
+        self._stored |= becomes
         return (self.log / f"{outcome.version:020d}.json").stat().st_size
 
 

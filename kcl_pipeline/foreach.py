@@ -33,8 +33,8 @@ from kcl_pipeline.delta.sink import DeadLetterTable
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.settings_errors import names_only, without_credentials
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.transform import (
     ArrowTransform,
     apply_arrow_transform,
@@ -239,7 +239,8 @@ class FunctionCalls(Generic[Rows]):
         self,
         table_id: str | None,  # noqa: ARG002 (there is one function)
         written: Written,
-        entries: Sequence[Entry],
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """Call the function with the rows, if there are any.
 
@@ -247,7 +248,7 @@ class FunctionCalls(Generic[Rows]):
             TransformFailedError: The function raised an error. It may have written the rows.
             SinkError: The result was dropped. It must be written again.
         """
-        check_entries(entries)
+        check_entries(expected, becomes)
         if written.files:
             self._call(written.files[0].path)
         self._version += 1

@@ -57,8 +57,8 @@ from kcl_pipeline.leases.application import ReplayRecord
 from kcl_pipeline.leases.codec import MAX_MILLIS
 from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import Entry, FileKeepingSink, Positions, Sink
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.sinks.sink import FileKeepingSink, Positions, Sink
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.text import counted, printable
 from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, retry_transient
@@ -476,8 +476,8 @@ class RangeReplay:
             positions = sink.positions([END_KEY])
             stored = positions.shards[END_KEY]
             if positions.table_id is not None and not stored.ended:
-                entry = Entry(END_KEY, stored, None, ended=True)
-                sink.commit(positions.table_id, NOTHING_WRITTEN, [entry])
+                ended = {END_KEY: stored.moved(None, ended=True)}
+                sink.commit(positions.table_id, NOTHING_WRITTEN, positions.shards, ended)
         # The coordinator state, which says what the tables are, is the last one
         names = (
             settings.lease_table_name,
@@ -695,15 +695,17 @@ class LettersReplay:
             if part.failed:
                 failed = dead_letters(part.failed, batch.batch_id, self._clock.wall())
                 sink.write_dead_letters(failed)
-            entry = Entry(KEY, stored, _entry_position(plan))
+            becomes = stored.moved(_entry_position(plan))
             # Without a table no record of a chunk has made a row up to now
-            if table.table_id is None or self._commit(sink, table.table_id, written, entry):
+            if table.table_id is None or self._commit(
+                sink, table.table_id, written, stored, becomes
+            ):
                 yield number, part
-                stored = entry.becomes
+                stored = becomes
                 continue
             table = sink.positions([KEY])
             stored = table.shards[KEY]
-            if stored.position != entry.position or stored.number <= number:
+            if stored.position != becomes.position or stored.number <= number:
                 raise ApplicationInUseError(
                     f"another process begins the replay {plan.replay_id!r} at this moment, or the "
                     "output was replaced; run the command again"
@@ -723,10 +725,18 @@ class LettersReplay:
             is_other = stored.position not in (None, position)
             if table.table_id is None or is_other or stored.number >= number:
                 return table
-            self._commit(sink, table.table_id, NOTHING_WRITTEN, Entry(KEY, stored, position))
+            becomes = stored.moved(position)
+            self._commit(sink, table.table_id, NOTHING_WRITTEN, stored, becomes)
 
-    def _commit(self, sink: Sink, table_id: str, written: Written, entry: Entry) -> bool:
-        call = partial(sink.commit, table_id, written, [entry])
+    def _commit(
+        self,
+        sink: Sink,
+        table_id: str,
+        written: Written,
+        expected: StoredPosition,
+        becomes: StoredPosition,
+    ) -> bool:
+        call = partial(sink.commit, table_id, written, {KEY: expected}, {KEY: becomes})
         return self._retry("commit a chunk of dead letters", call).version is not None
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:

@@ -7,7 +7,7 @@
 A seek writes only while the application is paused and nobody owns the leases. It writes the rows,
 then the table, then the rows again. Every write of a row is conditional on the row as it was read
 and on the pause. The table gets one commit with all shards, which is refused if a paused worker has
-committed since the table was read; then everything is read again. Each entry increments the number
+committed since the table was read; then everything is read again. Each commit increments the number
 of its shard, so nothing that was read before the seek can be committed after it.
 """
 
@@ -31,7 +31,7 @@ from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import Shard, StreamId
-from kcl_pipeline.sinks.sink import Entry, Positions, Sink, shard_key
+from kcl_pipeline.sinks.sink import Positions, Sink, shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.text import counted, in_utc, printable
 
@@ -517,8 +517,14 @@ class Seeking:
                 return Sought(written, tuple(refused), is_paused)
             if plan.stored is None or plan.stored.table_id is None or self._sink is None:
                 return Sought(plan.changes, (), is_paused)
-            entries = [_entry(one, plan) for one in plan.changes]
-            done = self._sink.commit(plan.stored.table_id, NOTHING_WRITTEN, entries)
+            positions = {plan.keys[one.lease_key]: one.seek.position for one in plan.changes}
+            expected = {key: plan.stored.shards[key] for key in positions}
+            # A shard continues after its position. Without one, the row decides.
+            becomes = {
+                key: expected[key].moved(None if position.is_sentinel else position)
+                for key, position in positions.items()
+            }
+            done = self._sink.commit(plan.stored.table_id, NOTHING_WRITTEN, expected, becomes)
             if done.version is None:
                 continue
             again = tuple(self._read_again(one) for one in plan.changes)
@@ -586,13 +592,6 @@ class Seeking:
             )
         streams = tuple(resolve(one.arn, multi_stream=multi_stream) for one in wanted)
         return streams_as_recorded(replace(identity, streams=tuple(wanted)), streams)
-
-
-def _entry(change: PositionChange, plan: SeekPlan) -> Entry:
-    """Return the entry of a shard: it continues after the position, or the row decides."""
-    key, wanted = plan.keys[change.lease_key], change.seek.position
-    known = NOTHING_STORED if plan.stored is None else plan.stored.shards[key]
-    return Entry(key, known, None if wanted.is_sentinel else wanted)
 
 
 def _is_of(lease: Lease, stream: StreamId) -> bool:

@@ -23,8 +23,8 @@ from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.sinks.announcements import (
     FOLDER,
+    AnnouncedBatch,
     AnnouncementError,
-    PreparedBatch,
     read_announcements,
 )
 from kcl_pipeline.sinks.log import UnsafeObjectError
@@ -216,7 +216,7 @@ def guarded_retention(
     oldest = now - retention_hours * _HOUR_MILLIS
     with delta_errors(f"could not read the announcements of {uri}", storage_options):
         for _, found in read_announcements(storage, oldest):
-            if isinstance(found, PreparedBatch):
+            if isinstance(found, AnnouncedBatch):
                 times = (file.modified_millis - _CLOCK_MARGIN_MILLIS for file in found.files)
                 oldest = min([oldest, *times])
             # Another one has landed meanwhile, or is malformed: it is never committed, so its
@@ -291,10 +291,10 @@ class AnnouncementRemoval:
         unknown = 0
         with delta_errors(f"could not read the announcements of {self.uri}", self._options):
             for name, found in read_announcements(self._storage):
-                if not isinstance(found, PreparedBatch):
+                if not isinstance(found, AnnouncedBatch):
                     # One that does not exist any more was committed and deleted since.
                     unknown += not isinstance(found, FileNotFoundError)
-                elif all(entry.key.startswith(self._prefix) for entry in found.entries):
+                elif all(key.startswith(self._prefix) for key in found.expected):
                     names.append(name)
         return Announced(tuple(sorted(names)), unknown)
 

@@ -38,8 +38,8 @@ from kcl_pipeline.processors.processor import (
 from kcl_pipeline.processors.records import Record, records_of
 from kcl_pipeline.processors.thread import ProcessorThread, RunningCall
 from kcl_pipeline.settings_errors import wrong
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.transform import error_line
 
 _LOG: Final = logging.getLogger(__name__)
@@ -377,7 +377,8 @@ class ProcessorCalls:
         self,
         table_id: str | None,  # noqa: ARG002 (there is no table)
         written: Written,
-        entries: Sequence[Entry],
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """Deliver the records, the shards in parallel.
 
@@ -386,7 +387,7 @@ class ProcessorCalls:
                 of the other shards are delivered. A repeated call does not deliver them again, and
                 does not wait for the call that runs.
         """
-        check_entries(entries)
+        check_entries(expected, becomes)
         batch = self._batch
         if written.files and batch is not None:
             self._commit(batch)

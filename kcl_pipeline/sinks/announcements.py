@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -28,7 +28,7 @@ from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.events import AnnouncementRejected, EventSink, ignore_events
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.log import Head, Log, ObjectStore, StoredObject, UnsafeObjectError
-from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.sink import check_entries
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.text import printable
 
@@ -61,32 +61,29 @@ class AnnouncementError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedBatch:
-    """A batch that is ready to be committed.
+class AnnouncedBatch:
+    """A batch that any writer may commit.
 
     Attributes:
-        table_id: Id of the table that its entries were read from.
-        files: Files that are written and not committed yet.
-        entries: Its shards. Their keys begin with the application.
+        name: Object name of its announcement.
         form: The `Head.form` that the files were checked against.
-        name: Object name of its announcement; empty while it is not announced.
+        table_id: Id of the table that its positions were read from.
+        files: Files that are written and not committed yet.
+        expected: What the table must have of its shards. Their keys begin with the application.
+        becomes: What the table has of them after the commit.
     """
 
+    name: str
+    form: str
     table_id: str
     files: tuple[DataFile, ...]
-    entries: tuple[Entry, ...]
-    form: str = ""
-    name: str = ""
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """What no other batch of the same commit may name."""
-        return frozenset(one.key for one in self.entries)
+    expected: Mapping[str, StoredPosition]
+    becomes: Mapping[str, StoredPosition]
 
     def fits(self, head: Head) -> bool:
         """Return whether the table is the expected one, with exactly the expected positions."""
         return self.table_id == head.table_id and all(
-            head.stored(one.key) == one.expected for one in self.entries
+            head.stored(key) == stored for key, stored in self.expected.items()
         )
 
 
@@ -132,7 +129,7 @@ def share_of_names(name: str) -> float:
     return int(name[len(FOLDER) + 1 : -5], 16) / 16**32
 
 
-def encoded(batch: PreparedBatch) -> bytes:
+def encoded(batch: AnnouncedBatch) -> bytes:
     """Encode a batch as an announcement."""
     files = [
         _File(
@@ -145,11 +142,14 @@ def encoded(batch: PreparedBatch) -> bytes:
         )
         for one in batch.files
     ]
-    entries = [_Entry(e.key, _values(e.expected), _values(e.becomes)) for e in batch.entries]
+    entries = [
+        _Entry(key, _values(expected), _values(batch.becomes[key]))
+        for key, expected in batch.expected.items()
+    ]
     return msgspec.json.encode(_Announcement(batch.table_id, batch.form, files, entries))
 
 
-def decoded(data: bytes, name: str) -> PreparedBatch:
+def decoded(data: bytes, name: str) -> AnnouncedBatch:
     """Decode and validate an announcement. Its files are checked by `Log.problem`.
 
     Raises:
@@ -175,19 +175,22 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
         )
         for one in content.files
     )
-    batch = PreparedBatch(
-        content.table_id, files, tuple(map(_entry, content.entries)), content.form, name
-    )
+    expected = {one.key: _stored(one.expected) for one in content.entries}
+    becomes = {one.key: _stored(one.becomes) for one in content.entries}
     if len({file.path for file in files}) != len(files):
         raise AnnouncementError("it names a file twice")
-    if len(batch.keys) != len(batch.entries):
+    if len(expected) != len(content.entries):
         raise AnnouncementError("it names a shard twice")
-    return batch
+    try:
+        check_entries(expected, becomes)
+    except ValueError as error:
+        raise AnnouncementError("a position does not follow the expected one") from error
+    return AnnouncedBatch(name, content.form, content.table_id, files, expected, becomes)
 
 
 def read_announcements(
     objects: ObjectStore, since_millis: int = 0
-) -> Iterator[tuple[str, PreparedBatch | AnnouncementError | OSError]]:
+) -> Iterator[tuple[str, AnnouncedBatch | AnnouncementError | OSError]]:
     """Read the announcements of a table: yield the name of each with its batch, or why it has none.
 
     Args:
@@ -223,14 +226,6 @@ def _stored(values: _Stored) -> StoredPosition:
     return StoredPosition(values.number, position, values.ended)
 
 
-def _entry(announced: _Entry) -> Entry:
-    becomes = _stored(announced.becomes)
-    entry = Entry(announced.key, _stored(announced.expected), becomes.position, becomes.ended)
-    if entry.becomes != becomes:
-        raise AnnouncementError("a position does not follow the expected one")
-    return entry
-
-
 class AnnouncementStore:
     """The announcements of one table.
 
@@ -246,34 +241,51 @@ class AnnouncementStore:
         self._objects = objects
         self._events = events
         self._listed: list[StoredObject] | None = None
-        self._known: dict[str, tuple[PreparedBatch, int]] = {}
+        self._known: dict[str, tuple[AnnouncedBatch, int]] = {}
         self._ignored: set[str] = set()
         self._sound: set[str] = set()
 
-    def announce(self, batch: PreparedBatch, head: Head, log: Log) -> PreparedBatch:
-        """Announce the batch to all writers.
+    def announce(
+        self,
+        form: str,
+        table_id: str,
+        files: Sequence[DataFile],
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
+        log: Log,
+    ) -> AnnouncedBatch | None:
+        """Announce a batch to all writers (`AnnouncedBatch` has the arguments).
+
+        Args:
+            form: The `Head.form` that the files fit.
+            table_id: Id of the table that the positions were read from.
+            files: Its files.
+            expected: What the table must have of its shards.
+            becomes: What the table has of them afterwards.
+            log: Names the batch.
 
         Returns:
-            The batch with the name of its announcement; unchanged if that failed.
+            What was announced. None: that failed, and its writer commits it alone.
         """
         try:
-            unique = log.batch_name(batch.files)
+            unique = log.batch_name(files)
             if unique is None:
-                return batch
-            named = replace(batch, form=head.form, name=f"{FOLDER}/{unique}.json")
-            data = encoded(named)
-            decoded(data, named.name)  # as other writers will do
+                return None
+            name = f"{FOLDER}/{unique}.json"
+            batch = AnnouncedBatch(name, form, table_id, tuple(files), expected, becomes)
+            data = encoded(batch)
+            decoded(data, name)  # as other writers will do
             # One that a power failure destroys is rejected, and its writer commits the batch.
-            with self._objects.create(named.name, durable=False) as stream:
+            with self._objects.create(name, durable=False) as stream:
                 stream.write(data)
         except (OSError, AnnouncementError) as error:
             _LOG.warning("cannot announce a batch, committing it alone: %s", _line(error))
-            return batch
-        return named
+            return None
+        return batch
 
-    def remove(self, batches: Iterable[PreparedBatch]) -> None:
+    def remove(self, batches: Iterable[AnnouncedBatch]) -> None:
         """Delete announcements that are committed, or that can never be committed."""
-        names = [batch.name for batch in batches if batch.name]
+        names = [batch.name for batch in batches]
         if names:
             self._delete(*names)
 
@@ -314,40 +326,40 @@ class AnnouncementStore:
         ]
         self._check(fitting[:MAX_PIGGYBACKED], log)
 
-    def piggybacked(self, head: Head, prepared: PreparedBatch) -> tuple[PreparedBatch, ...]:
-        """Announced batches that can be committed after `head` together with `prepared`.
+    def piggybacked(self, head: Head, keys: Iterable[str]) -> tuple[AnnouncedBatch, ...]:
+        """Announced batches that can be committed after `head` together with these shards.
 
         Their expected positions match exactly, no shard occurs twice, and their files exist. One
         that was collected and does not match can never be committed, and is deleted: it was read
         before the log, so it cannot be newer.
         """
-        taken, items = set(prepared.keys), 0
-        chosen: list[PreparedBatch] = []
-        finished: list[PreparedBatch] = []
+        taken, items = set(keys), 0
+        chosen: list[AnnouncedBatch] = []
+        finished: list[AnnouncedBatch] = []
         for batch, _ in self._known.values():
             if not _matches(batch, head):
                 finished.append(batch)
                 continue
-            size = len(batch.files) + len(batch.entries)
+            size = len(batch.files) + len(batch.expected)
             if (
                 batch.name in self._sound
                 and len(chosen) < MAX_PIGGYBACKED
-                and taken.isdisjoint(batch.keys)
+                and taken.isdisjoint(batch.expected)
                 and items + size <= MAX_PIGGYBACKED_ITEMS
             ):
-                taken |= batch.keys
+                taken.update(batch.expected)
                 items += size
                 chosen.append(batch)
         self.remove(finished)
         return tuple(chosen)
 
-    def _check(self, batches: Sequence[PreparedBatch], log: Log) -> None:
+    def _check(self, batches: Sequence[AnnouncedBatch], log: Log) -> None:
         """Note which batches have files that exist and fit. An announcement is checked once.
 
         Its files stay as long as it is listed: vacuum deletes the announcement first.
         """
 
-        def problem(batch: PreparedBatch) -> str | OSError | None:
+        def problem(batch: AnnouncedBatch) -> str | OSError | None:
             try:
                 return log.problem(batch.name[len(FOLDER) + 1 : -5], batch.files)
             except OSError as error:  # does not mean that the announcement is invalid
@@ -446,11 +458,11 @@ class AnnouncementStore:
         self._events(AnnouncementRejected(printable(name, MAX_LINE), reason, removed=False))
 
 
-def _is_for(batch: PreparedBatch, head: Head) -> bool:
+def _is_for(batch: AnnouncedBatch, head: Head) -> bool:
     return batch.table_id == head.table_id and batch.form == head.form
 
 
-def _matches(batch: PreparedBatch, head: Head) -> bool:
+def _matches(batch: AnnouncedBatch, head: Head) -> bool:
     try:
         return _is_for(batch, head) and batch.fits(head)
     except TableMismatchError:  # a position that another program changed
@@ -460,12 +472,3 @@ def _matches(batch: PreparedBatch, head: Head) -> bool:
 def _line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return printable(lines[0], MAX_LINE) if lines else type(error).__name__
-
-
-def combined(
-    batches: Iterable[PreparedBatch],
-) -> tuple[tuple[DataFile, ...], Mapping[str, StoredPosition]]:
-    """Return the files and the positions of one commit with all these batches."""
-    found = tuple(batches)
-    files = tuple(file for batch in found for file in batch.files)
-    return files, {one.key: one.becomes for batch in found for one in batch.entries}

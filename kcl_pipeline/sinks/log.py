@@ -1,6 +1,6 @@
 """The interfaces of a table format: its `Log`, and the `ObjectStore` of its announcements.
 
-Retries, waiting, combined commits and the comparison of entries are in `table.TableSink`.
+Retries, waiting, combined commits and the comparison of positions are in `table.TableSink`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Log(Protocol):
     """The log of one table. `TableSink` calls it from one thread at a time.
 
     Any method may raise any exception. After a failed `add` the caller reads the log and compares
-    entries, so no type of exception has a meaning, with one exception: `TableMismatchError` of
+    positions, so no type of exception has a meaning, with one exception: `TableMismatchError` of
     `ensure`, `read` and `Head.stored` is not retried.
 
     Attributes:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import Written
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.stored import StoredPosition
 
@@ -35,34 +34,12 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One shard of a commit.
-
-    Attributes:
-        key: The shard, see `shard_key`.
-        expected: What the committer read.
-        position: The new position (inclusive).
-        ended: Whether the shard takes no more rows.
-    """
-
-    key: str
-    expected: StoredPosition
-    position: Position | None
-    ended: bool = False
-
-    @property
-    def becomes(self) -> StoredPosition:
-        """What the table stores after the commit."""
-        return StoredPosition(self.expected.number + 1, self.position, self.ended)
-
-
-@dataclass(frozen=True, slots=True)
 class CommitOutcome:
     """Whether a commit landed.
 
     Attributes:
         version: A version of the table that has the commit. None: it was refused.
-        refused: Keys of the entries of which anything differs from what was expected; all keys if
+        refused: Keys of the shards of which anything differs from what was expected; all keys if
             the table has another id.
     """
 
@@ -100,20 +77,24 @@ class Sink(Protocol):
         """
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
-        """Add the files and set all entries, or change nothing.
+        """Add the files and set what is stored of some shards, or change nothing.
 
-        Also if an earlier attempt or another writer has committed the same entries, they have
-        landed.
+        Also if an earlier attempt or another writer has committed the same, it has landed.
 
         Args:
             table_id: From `positions`, before the files were written.
-            written: The files; without files only the entries are set.
-            entries: At least one, each key once.
+            written: The files; without files only the shards are set.
+            expected: What the committer read of each shard, by `shard_key`. At least one shard.
+            becomes: What the table stores of the same shards afterwards (`StoredPosition.moved`).
 
         Raises:
-            ValueError: There is no entry, or a key occurs twice.
+            ValueError: There is no shard, or `becomes` does not follow what is expected.
             SinkError: The outcome is unknown. Call again, or read `positions`.
         """
 
@@ -183,8 +164,10 @@ def shard_key(stream: StreamId, shard_id: str) -> str:
     return f"{stream.arn or stream.name}/{created}/{shard_id}"
 
 
-def check_entries(entries: Sequence[Entry]) -> None:
-    """Raise `ValueError` unless there are entries and each key occurs once."""
-    keys = [entry.key for entry in entries]
-    if not keys or len(set(keys)) != len(keys):
-        raise ValueError(f"a commit needs at least one entry, and each key once: {keys}")
+def check_entries(
+    expected: Mapping[str, StoredPosition], becomes: Mapping[str, StoredPosition]
+) -> None:
+    """Raise `ValueError` unless there are shards, each with the next number of what is expected."""
+    numbers = {key: stored.number + 1 for key, stored in expected.items()}
+    if not numbers or numbers != {key: stored.number for key, stored in becomes.items()}:
+        raise ValueError(f"a commit needs shards, each with the next number: {dict(becomes)}")

@@ -27,6 +27,15 @@ class StoredPosition:
         """Whether the table has a position or an end of the shard."""
         return self.position is not None or self.ended
 
+    def moved(self, position: Position | None, *, ended: bool = False) -> StoredPosition:
+        """Return what the table stores after a commit that sets this position (inclusive).
+
+        Args:
+            position: The new position.
+            ended: Whether the shard takes no more rows.
+        """
+        return StoredPosition(self.number + 1, position, ended)
+
 
 NOTHING_STORED = StoredPosition()
 """What a table stores for a shard that it does not know."""

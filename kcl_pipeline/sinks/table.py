@@ -1,9 +1,9 @@
 """Commit to a table exactly once, over the log of any format.
 
-A commit reads the end of the log, compares the id of the table and every entry with what the caller
+A commit reads the end of the log, compares the id of the table and every shard with what the caller
 expects, and makes the one successor of the state that it has read. After **any** failed attempt it
-reads the log again and compares: if the table has what the entries set, the commit has landed; if
-it has what they expect, the commit is tried again; otherwise it is refused. So a commit that was
+reads the log again and compares: if the table has what the commit sets, it has landed; if the table
+has what is expected, the commit is tried again; otherwise it is refused. So a commit that was
 paused, was repeated, or lost its answer does no harm, and the type of an exception does not matter.
 
 A log accepts one commit at a time. A writer commits alone until another writer is faster. Then it
@@ -16,7 +16,7 @@ import logging
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,15 +26,10 @@ import pyarrow as pa
 from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
-from kcl_pipeline.sinks.announcements import (
-    AnnouncementStore,
-    PreparedBatch,
-    combined,
-    share_of_names,
-)
+from kcl_pipeline.sinks.announcements import AnnouncedBatch, AnnouncementStore, share_of_names
 from kcl_pipeline.sinks.log import Head, Log
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, check_entries
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
+from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 MAX_ATTEMPTS: Final = 200
 _BACKOFF_SECONDS: Final = 0.004
@@ -65,17 +60,23 @@ class _Commit:
     """A commit that is under way.
 
     Attributes:
-        batch: The batch; it has a name after it was announced.
-        schema: Columns of the output. None: there is no output.
+        table_id: Id of the table that the positions were read from.
+        written: The files, and the columns of the output.
+        expected: What the caller read of each shard. The keys begin with the application.
+        becomes: What the table stores of the same shards afterwards.
         is_alone: Whether it is not, or cannot be, announced.
+        announced: The batch as other writers see it. None: it is not announced.
         suspects: Batches of others with which the last attempt failed. The next one is without.
         attempts: Number of attempts up to now.
     """
 
-    batch: PreparedBatch
-    schema: pa.Schema | None
+    table_id: str
+    written: Written
+    expected: Mapping[str, StoredPosition]
+    becomes: Mapping[str, StoredPosition]
     is_alone: bool
-    suspects: tuple[PreparedBatch, ...] = ()
+    announced: AnnouncedBatch | None = None
+    suspects: tuple[AnnouncedBatch, ...] = ()
     attempts: int = 0
 
 
@@ -135,16 +136,25 @@ class TableSink:
             self._append_dead_letters(records)
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """See `Sink.commit`."""
-        check_entries(entries)
+        check_entries(expected, becomes)
         if table_id is None:
             raise ValueError("a commit needs the id of the table, from `positions`")
-        named = tuple(replace(entry, key=self._named(entry.key)) for entry in entries)
-        batch = PreparedBatch(table_id, tuple(written.files), named)
+        commit = _Commit(
+            table_id,
+            written,
+            {self._named(key): stored for key, stored in expected.items()},
+            {self._named(key): stored for key, stored in becomes.items()},
+            is_alone=self._announcements is None,
+        )
         with self._serialized():
-            outcome = self._commit(_Commit(batch, written.schema, self._announcements is None))
+            outcome = self._commit(commit)
         begin = len(self._application) + 1
         return replace(outcome, refused=tuple(key[begin:] for key in outcome.refused))
 
@@ -175,41 +185,47 @@ class TableSink:
                 decided = self._round(commit)
             except TableMismatchError:
                 # Nobody may land it until the table fits again; then its writer looks at the log
-                if self._announcements is not None:
-                    self._announcements.remove([commit.batch])
+                self._withdraw(commit)
                 raise
             if decided is None and commit.is_alone and not commit.suspects:
                 self._back_off(attempt)
         # Who lands an announcement removes it. An attempt may have landed without an answer.
-        if self._announcements is not None and (decided.version is None or commit.attempts):
-            self._announcements.remove([commit.batch])
+        if decided.version is None or commit.attempts:
+            self._withdraw(commit)
         return decided
 
+    def _withdraw(self, commit: _Commit) -> None:
+        """Delete the announcement of a commit, if it has one."""
+        if self._announcements is not None and commit.announced is not None:
+            self._announcements.remove([commit.announced])
+            commit.announced = None
+
     def _round(self, commit: _Commit) -> CommitOutcome | None:
-        """Compare the entries with the end of the log, and make an attempt if all fit."""
+        """Compare the shards with the end of the log, and make an attempt if all fit."""
         if self._pace.contended and not commit.is_alone:
             decided = self._wait_for_others(commit)
             if decided is not None:
                 return decided
         with self._pace.attempt():
-            takes_others = commit.batch.name and not commit.suspects
-            if self._announcements is not None and takes_others:
-                self._announcements.collect(commit.batch.name, self._head, self._log)
+            announced = None if commit.suspects else commit.announced
+            if self._announcements is not None and announced is not None:
+                self._announcements.collect(announced.name, self._head, self._log)
             try:
                 head = self._read()
             except TableMismatchError:
-                decided = self._decided(self._peek(), commit.batch)
+                decided = self._decided(self._peek(), commit)
                 if decided is None:
                     raise
                 return decided  # it has landed, or another writer has the shard
             # A writer that commits alone needs less time. So what was collected is tried again.
-            most = commit.attempts + (_ATTEMPTS_OF_COLLECTED if takes_others else 1)
+            most = commit.attempts + (1 if announced is None else _ATTEMPTS_OF_COLLECTED)
             while commit.attempts < min(most, MAX_ATTEMPTS):
                 commit.attempts += 1
-                decided = self._decided(head, commit.batch)
+                decided = self._decided(head, commit)
                 if decided is not None:
                     return decided
-                if commit.schema is not None and self._log.ensure(commit.schema):
+                schema = commit.written.schema
+                if schema is not None and self._log.ensure(schema):
                     return None  # It has added columns, which is a version of its own.
                 decided, head = self._attempt(head, commit)
                 if decided is not None or commit.suspects:
@@ -226,29 +242,32 @@ class TableSink:
             SinkError: The attempt failed, and the log has not moved. The request may still be on
                 its way; the next commit finds out.
         """
-        others: tuple[PreparedBatch, ...] = ()
+        others: tuple[AnnouncedBatch, ...] = ()
         store = self._announcements
         version = head.version
-        if store is not None and commit.batch.name and not commit.suspects:
-            others = store.piggybacked(head, commit.batch)
-        batches = (commit.batch, *others)
+        if store is not None and commit.announced is not None and not commit.suspects:
+            others = store.piggybacked(head, commit.expected)
+        files, sets = list(commit.written.files), dict(commit.becomes)
+        for other in others:
+            files += other.files
+            sets |= other.becomes
         try:
-            self._log.add(head, *combined(batches))
+            self._log.add(head, files, sets)
         except Exception:
-            now = self._next(version)  # the caller compares the entries with it
+            now = self._next(version)  # the caller compares the shards with it
             if now.version == version:
                 if not others:
                     raise
                 commit.suspects = others  # The next attempt is without them.
                 return None, now
             commit.suspects = ()
-            self._pace.lost(len(batches))
+            self._pace.lost(1 + len(others))
             return None, now
         if store is not None:
-            store.remove(batches)
-            commit.batch = replace(commit.batch, name="")
+            store.remove(others)
+            self._withdraw(commit)
             store.reject((one.name for one in commit.suspects), _SUSPECT)
-        self._pace.landed(len(batches))
+        self._pace.landed(1 + len(others))
         self._head = None  # It is not the newest one any more, and may be a copy.
         try:
             self._log.upkeep(version + 1)
@@ -262,26 +281,26 @@ class TableSink:
         Returns:
             The outcome; None if this writer makes the next attempt.
         """
-        decided = None if commit.batch.name else self._announce(commit)
-        store = self._announcements
-        if decided is not None or store is None or commit.is_alone:
+        decided = self._announce(commit) if commit.announced is None else None
+        store, announced = self._announcements, commit.announced
+        if decided is not None or store is None or announced is None:
             return decided
         turns, began = 0, self._clock.monotonic()
         version = -1 if self._head is None else self._head.version
-        for is_turn in self._pace.looks(share_of_names(commit.batch.name)):
-            # Entry by entry: the one that has the batch ends the wait.
+        for is_turn in self._pace.looks(share_of_names(announced.name)):
+            # Version by version: the one that has the batch ends the wait.
             while (head := self._peek()).version != version:
                 version = head.version
-                decided = self._decided(head, commit.batch)
+                decided = self._decided(head, commit)
                 if decided is not None:
                     if decided.version is not None:
-                        batches = head.changed / len(commit.batch.entries)
+                        batches = head.changed / len(commit.becomes)
                         self._pace.landed_by_others(batches, self._clock.monotonic() - began)
                     return decided
             turns += is_turn
             if is_turn:
                 # 0: it is the first one. None: another writer has removed it.
-                ahead = 0 if turns > _MOST_TURNS else store.before(commit.batch.name)
+                ahead = 0 if turns > _MOST_TURNS else store.before(announced.name)
                 if not ahead:
                     return None
                 self._pace.left(ahead)
@@ -293,26 +312,31 @@ class TableSink:
             return None
         # A state older than the end of the log will do: nobody commits what does not fit.
         head = self._head or self._peek()
-        decided = self._decided(head, commit.batch)
+        decided = self._decided(head, commit)
         if decided is not None:
             return decided
         # It also checks that the table may be written: who may not write announces nothing.
-        if commit.schema is None or self._log.ensure(commit.schema):
+        if commit.written.schema is None or self._log.ensure(commit.written.schema):
             head = self._read()
-        commit.batch = self._announcements.announce(commit.batch, head, self._log)
-        commit.is_alone = not commit.batch.name
+        commit.announced = self._announcements.announce(
+            head.form,
+            commit.table_id,
+            commit.written.files,
+            commit.expected,
+            commit.becomes,
+            self._log,
+        )
+        commit.is_alone = commit.announced is None
         return None
 
-    def _decided(self, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
+    def _decided(self, head: Head, commit: _Commit) -> CommitOutcome | None:
         """Return the outcome that a state of the table shows. None: the batch can be committed."""
-        if head.table_id != batch.table_id:
-            return CommitOutcome(None, tuple(one.key for one in batch.entries))
-        now = [head.stored(one.key) for one in batch.entries]
-        if all(found == one.becomes for found, one in zip(now, batch.entries, strict=True)):
+        if head.table_id != commit.table_id:
+            return CommitOutcome(None, tuple(commit.expected))
+        now = {key: head.stored(key) for key in commit.expected}
+        if now == commit.becomes:
             return CommitOutcome(head.version)
-        refused = tuple(
-            one.key for found, one in zip(now, batch.entries, strict=True) if found != one.expected
-        )
+        refused = tuple(key for key, stored in commit.expected.items() if now[key] != stored)
         return CommitOutcome(None, refused) if refused else None
 
     def _read(self) -> Head:

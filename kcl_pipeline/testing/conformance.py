@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, DataFile, Written
 from kcl_pipeline.errors import SinkError, TableMismatchError, TransformFailedError
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.log import Head, Log
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Sink
+from kcl_pipeline.sinks.sink import CommitOutcome, Sink
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 
@@ -123,7 +123,7 @@ def exactly_once_cases() -> tuple[SinkCase[SinkUnderTest], ...]:
         SinkCase("a child before the end of its ancestors", _child),
         SinkCase("an ancestor at each step of the child's first commit", _child_and_ancestor),
         SinkCase("a seek", _seek),
-        SinkCase("a key that occurs twice", _key_twice),
+        SinkCase("a number that is not the next one", _not_next),
         SinkCase("positions of any size", _positions),
         SinkCase("many shards", _many_shards),
         SinkCase("columns that do not fit", _columns),
@@ -136,7 +136,7 @@ def at_least_once_cases() -> tuple[SinkCase[FunctionUnderTest], ...]:
         SinkCase("it stores no position", _stores_nothing),
         SinkCase("every batch arrives", _batches_arrive),
         SinkCase("a call that fails is repeated", _failed_call),
-        SinkCase("a key that occurs twice", _function_key_twice),
+        SinkCase("a number that is not the next one", _function_not_next),
     )
 
 
@@ -265,6 +265,14 @@ def _rows(*ids: int) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "text": texts}, schema=SCHEMA)
 
 
+class _Entry(NamedTuple):
+    """One shard of a commit."""
+
+    key: str
+    expected: StoredPosition
+    becomes: StoredPosition
+
+
 class _Writer:
     """One process that writes to the table."""
 
@@ -285,13 +293,16 @@ class _Writer:
         self.sink.ensure(SCHEMA)
         return self.read(*keys)
 
-    def entry(self, key: str, position: int | None, *, ended: bool = False) -> Entry:
+    def entry(self, key: str, position: int | None, *, ended: bool = False) -> _Entry:
         at = None if position is None else Position(str(position))
-        return Entry(key, self.stored.get(key, NOTHING_STORED), at, ended)
+        expected = self.stored.get(key, NOTHING_STORED)
+        return _Entry(key, expected, expected.moved(at, ended=ended))
 
-    def commit(self, written: Written, *entries: Entry) -> CommitOutcome:
+    def commit(self, written: Written, *entries: _Entry) -> CommitOutcome:
         self._step("before commit")
-        outcome = self.sink.commit(self.table_id, written, entries)
+        expected = {entry.key: entry.expected for entry in entries}
+        becomes = {entry.key: entry.becomes for entry in entries}
+        outcome = self.sink.commit(self.table_id, written, expected, becomes)
         self._step("after commit")
         return outcome
 
@@ -414,11 +425,11 @@ def _lost_answer(make: Callable[[], SinkUnderTest]) -> None:
         written = table.stage(_rows(1))
         sink = table.open(at)
         table_id = _Writer(table).read().table_id
-        entry = Entry(_SHARD, NOTHING_STORED, Position("1"))
+        expected, becomes = {_SHARD: NOTHING_STORED}, {_SHARD: _at(1, 1)}
         try:
-            outcome = sink.commit(table_id, written, [entry])
+            outcome = sink.commit(table_id, written, expected, becomes)
         except SinkError:
-            outcome = sink.commit(table_id, written, [entry])
+            outcome = sink.commit(table_id, written, expected, becomes)
         except OSError as error:
             raise AssertionError(
                 f"a commit whose answer is lost {at.name} raises {error!r}, not SinkError"
@@ -493,7 +504,7 @@ def _with_steps(table: SinkUnderTest, reader: _Writer, step: Step) -> _Writer:
     return writer
 
 
-def _until_known(writer: _Writer, written: Written, *entries: Entry) -> CommitOutcome:
+def _until_known(writer: _Writer, written: Written, *entries: _Entry) -> CommitOutcome:
     """Repeat a commit whose outcome is unknown, as the worker does."""
     for _ in range(5):
         try:
@@ -644,23 +655,23 @@ def _seek(make: Callable[[], SinkUnderTest]) -> None:
     operator.read(_SHARD)
     _landed(operator.commit(NOTHING_WRITTEN, operator.entry(_SHARD, None)), "a seek to the begin")
     _stores(table, _SHARD, _at(4, None), "after a seek to the begin")
-    stale = Entry(_SHARD, NOTHING_STORED, Position("1"))
-    _refused(
-        operator.commit(table.stage(_rows(1)), stale), {_SHARD}, "a commit that expects no entry"
-    )
+    stale = _Entry(_SHARD, NOTHING_STORED, _at(1, 1))
+    late = operator.commit(table.stage(_rows(1)), stale)
+    _refused(late, {_SHARD}, "a commit that expects nothing of a shard")
 
 
-def _key_twice(make: Callable[[], SinkUnderTest]) -> None:
+def _not_next(make: Callable[[], SinkUnderTest]) -> None:
     table = make()
     writer = _Writer(table).ready(_SHARD)
-    for entries in ((), (writer.entry(_SHARD, 1), writer.entry(_SHARD, 2))):
+    for becomes in (None, NOTHING_STORED, _at(2, 1)):
+        entries = [] if becomes is None else [_Entry(_SHARD, NOTHING_STORED, becomes)]
         try:
             writer.commit(table.stage(_rows(1)), *entries)
         except ValueError:
             continue
-        raise AssertionError(f"a commit with {len(entries)} entries of one key is no ValueError")
-    _has(table, [], "after commits with a key that occurs twice")
-    _stores(table, _SHARD, NOTHING_STORED, "after commits with a key that occurs twice")
+        raise AssertionError(f"a commit that sets {becomes} is no ValueError")
+    _has(table, [], "after commits that set no next number")
+    _stores(table, _SHARD, NOTHING_STORED, "after commits that set no next number")
 
 
 def _positions(make: Callable[[], SinkUnderTest]) -> None:
@@ -678,7 +689,8 @@ def _positions(make: Callable[[], SinkUnderTest]) -> None:
         ),
         1,
     ):
-        entry = Entry(_SHARD, writer.stored[_SHARD], position)
+        expected = writer.stored[_SHARD]
+        entry = _Entry(_SHARD, expected, expected.moved(position))
         _landed(writer.commit(NOTHING_WRITTEN, entry), f"a commit of the position {position}")
         _stores(table, _SHARD, StoredPosition(number, position), f"the position {position}")
         writer.read(_SHARD)
@@ -725,8 +737,9 @@ def _function_commit(
 ) -> None:
     table_id = sink.positions([_SHARD]).table_id
     written = staged or function.stage(_rows(position))
-    entry = Entry(_SHARD, NOTHING_STORED, Position(str(position)))
-    _landed(sink.commit(table_id, written, [entry]), f"the batch {position}")
+    becomes = {_SHARD: _at(1, position)}
+    outcome = sink.commit(table_id, written, {_SHARD: NOTHING_STORED}, becomes)
+    _landed(outcome, f"the batch {position}")
 
 
 def _batches_arrive(make: Callable[[], FunctionUnderTest]) -> None:
@@ -754,13 +767,14 @@ def _failed_call(make: Callable[[], FunctionUnderTest]) -> None:
     _require(set(function.ids()) == {1}, f"after a repeated call, it got {function.ids()}")
 
 
-def _function_key_twice(make: Callable[[], FunctionUnderTest]) -> None:
+def _function_not_next(make: Callable[[], FunctionUnderTest]) -> None:
     function = make()
     sink = function.open()
     table_id = sink.positions([_SHARD]).table_id
-    entry = Entry(_SHARD, NOTHING_STORED, Position("1"))
     try:
-        sink.commit(table_id, function.stage(_rows(1)), [entry, entry])
+        sink.commit(
+            table_id, function.stage(_rows(1)), {_SHARD: NOTHING_STORED}, {_SHARD: _at(2, 1)}
+        )
     except ValueError:
         return
-    raise AssertionError("a commit with a key that occurs twice is no ValueError")
+    raise AssertionError("a commit that sets no next number is no ValueError")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,7 +12,8 @@ import pyarrow as pa
 from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError, SettingsError, SinkError, UnavailableError
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 
 SINK_CALLS: Final = ("ensure", "positions", "commit", "write_dead_letters")
@@ -135,10 +136,16 @@ class FailingSink:
         return found
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """See `Sink.commit`."""
-        outcome: CommitOutcome = self._call("commit", self._base.commit, table_id, written, entries)
+        outcome: CommitOutcome = self._call(
+            "commit", self._base.commit, table_id, written, expected, becomes
+        )
         return outcome
 
     def write_dead_letters(self, records: pa.Table) -> None:

@@ -20,7 +20,7 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.transform import apply_arrow_transform, probe_arrow_transform, split_rejected
@@ -271,11 +271,15 @@ class InMemorySink(TableSink):
         return found
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """See `Sink.commit`."""
-        self._memory.fault = self._before("commit", tuple(entry.key for entry in entries))
-        return super().commit(table_id, written, entries)
+        self._memory.fault = self._before("commit", tuple(expected))
+        return super().commit(table_id, written, expected, becomes)
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """See `Sink.write_dead_letters`."""

@@ -58,7 +58,7 @@ class BatchRunner:
     """Process batches one after the other. Only the processing thread uses it.
 
     A batch takes four steps: load its records, write them, isolate failures (`WriteSteps`), and
-    commit (`CommitSteps`). Renewals write its checkpoint. A batch may be split into parts; each of
+    commit (`LandStep`). Renewals write its checkpoint. A batch may be split into parts; each of
     them is committed alone.
 
     Args:
@@ -85,7 +85,7 @@ class BatchRunner:
         self._write = WriteSteps(
             dependencies.writer, self._limits, source.load, dependencies.rng, stop
         )
-        self._commit = CommitSteps(
+        self._commit = LandStep(
             lifecycle.progress,
             self._write_again,
             dependencies.clock,
@@ -415,7 +415,7 @@ class WriteSteps:
             yield judged
 
 
-class CommitSteps:
+class LandStep:
     """Step 4: commit. It is repeated without the shards that the table refuses.
 
     Args:
@@ -461,7 +461,7 @@ class CommitSteps:
                     written = self._write(batch)
             self._activity.enter(HangStep.COMMITTING)
             with self._timed(timings, "commit"):
-                result = self._progress.commit(batch, consumers, written)
+                result = self._progress.advance(batch, consumers, written)
             if result.landed:
                 took = {**batch.milliseconds, **timings}
                 return replace(batch, written=written, version=result.version, milliseconds=took)

@@ -12,8 +12,8 @@ A lease goes through these steps, which are the methods of `ProgressStore` in th
    the checkpoint C and p. C is ahead of p only if a Java worker has processed the records between
    the two, or the table has no position. Then the row is renewed first: if a seek has changed it
    since it was read, the renewal is refused, and row and table are read again.
-2. `commit`. The first commit of a child shard also ends each ancestor that the table does not show
-   as ended. So no row of an ancestor lands after a row of a descendant.
+2. `advance`. A batch is committed. The first commit of a child shard also ends each ancestor that
+   the table does not show as ended. So no row of an ancestor lands after a row of a descendant.
 3. `end`. The table learns that the shard has ended before the row does.
 4. `checkpoint`. The row gets p, for workers of the Java KCL and for the next start. Renewals write
    it; a handoff, a stop and the end of the shard flush it.
@@ -51,7 +51,6 @@ from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import (
     CommitOutcome,
-    Entry,
     FileKeepingSink,
     Positions,
     Sink,
@@ -140,13 +139,9 @@ class ShardProgress:
         """Whether the table knows an ancestor of this shard."""
         return any(stored != NOTHING_STORED for stored in self.ancestors.values())
 
-    def ends_of_ancestors(self) -> list[Entry]:
-        """Return the entries that end the ancestors of a shard without a commit."""
-        return [
-            Entry(key, stored, stored.position, ended=True)
-            for key, stored in self.ancestors.items()
-            if not stored.ended
-        ]
+    def unended_ancestors(self) -> dict[str, StoredPosition]:
+        """Return the ancestors that the first commit of the shard ends."""
+        return {key: stored for key, stored in self.ancestors.items() if not stored.ended}
 
     def settle(self, position: Position, checkpointed: Position) -> None:
         """Set the position after which the shard is read, and the checkpoint of the row."""
@@ -164,7 +159,7 @@ class ShardProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitResult:
+class AdvanceResult:
     """The outcome of a commit.
 
     Attributes:
@@ -328,11 +323,11 @@ class ProgressStore:
         consumer.settle(position, checkpoint if self._writes_checkpoints else position)
         return position
 
-    # -- 2. commit
+    # -- 2. advance
 
-    def commit(
+    def advance(
         self, batch: Batch, consumers: Mapping[str, ShardProgress], written: Written
-    ) -> CommitResult:
+    ) -> AdvanceResult:
         """Commit a batch, with all of its ranges or none.
 
         Raises:
@@ -342,27 +337,27 @@ class ProgressStore:
         batched = [(consumers[one.lease_key], one.through) for one in batch.ranges]
         refused, is_new = self._find_table([c for c, _ in batched if c.table_id is None], written)
         if refused or is_new:
-            return CommitResult(landed=False, refused=refused)
+            return AdvanceResult(landed=False, refused=refused)
         table_id = batched[0][0].table_id
-        entries, refused = _entries(batched, table_id)
+        expected, becomes, refused = _entries(batched, table_id)
         if refused:
-            return CommitResult(landed=False, refused=refused)
+            return AdvanceResult(landed=False, refused=refused)
 
-        def attempt() -> CommitResult:
+        def attempt() -> AdvanceResult:
             expired = {c.lease_key: _EXPIRED for c, _ in batched if not self._holds(c)}
             if expired:
-                return CommitResult(landed=False, refused=expired)
+                return AdvanceResult(landed=False, refused=expired)
             if table_id is None:  # No batch has had a column yet: there is nothing to store.
-                return CommitResult(landed=True)
-            outcome = self._sink.commit(table_id, written, list(entries.values()))
+                return AdvanceResult(landed=True)
+            outcome = self._sink.commit(table_id, written, expected, becomes)
             others = {c.lease_key: _OVERTAKEN for c, _ in batched if _is_refused(c, outcome)}
-            return CommitResult(outcome.version is not None, outcome.version, others)
+            return AdvanceResult(outcome.version is not None, outcome.version, others)
 
         result = self._retried(f"commit of the batch {batch.batch_id}", attempt)
         if result.landed:
             now = self._clock.monotonic()
             for consumer, through in batched:
-                stored = consumer.stored if table_id is None else entries[_key(consumer)].becomes
+                stored = consumer.stored if table_id is None else becomes[_key(consumer)]
                 consumer.note_committed(through, stored, now)
                 self._note_processed(consumer, through)
                 if not self._writes_checkpoints:
@@ -426,12 +421,13 @@ class ProgressStore:
         if consumer.table_id is None:
             return True
         position = consumer.reached or consumer.stored.position
-        entry = Entry(_key(consumer), consumer.stored, position, ended=True)
-        entries = [entry, *consumer.ends_of_ancestors()]
-        outcome = self._sink.commit(consumer.table_id, NOTHING_WRITTEN, entries)
+        key, expected = _key(consumer), consumer.unended_ancestors()
+        becomes = {name: old.moved(old.position, ended=True) for name, old in expected.items()}
+        expected[key], becomes[key] = consumer.stored, consumer.stored.moved(position, ended=True)
+        outcome = self._sink.commit(consumer.table_id, NOTHING_WRITTEN, expected, becomes)
         if outcome.version is None:
             return False
-        consumer.stored = entry.becomes
+        consumer.stored = becomes[key]
         return True
 
     # -- 4. checkpoint
@@ -487,17 +483,19 @@ def _is_older(mark: Position | None, in_table: Position | None) -> bool:
 
 def _entries(
     batched: Sequence[tuple[ShardProgress, Position]], table_id: str | None
-) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return the entries of a commit by key, and the shards that cannot be part of it."""
+) -> tuple[dict[str, StoredPosition], dict[str, StoredPosition], dict[str, str]]:
+    """Return what a commit expects and sets by key, and the shards that cannot be part of it."""
     refused = {c.lease_key: _OVERTAKEN for c, _ in batched if c.table_id != table_id}
-    entries = {_key(c): Entry(_key(c), c.stored, through) for c, through in batched}
+    expected = {_key(c): c.stored for c, _ in batched}
+    becomes = {_key(c): c.stored.moved(through) for c, through in batched}
     for consumer, _ in batched:
-        for entry in consumer.ends_of_ancestors():
-            # Two children share the entry of their parent. A parent that is itself in the batch
-            # would have two entries.
-            if not entries.setdefault(entry.key, entry).ended:
+        for key, stored in consumer.unended_ancestors().items():
+            # Two children share the end of their parent. A parent that is itself in the batch
+            # would be set twice.
+            expected.setdefault(key, stored)
+            if not becomes.setdefault(key, stored.moved(stored.position, ended=True)).ended:
                 refused[consumer.lease_key] = "an ancestor is in the same batch"
-    return entries, refused
+    return expected, becomes, refused
 
 
 def _is_refused(consumer: ShardProgress, outcome: CommitOutcome) -> bool:

@@ -19,8 +19,8 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.storage import LocalStorage, open_storage
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementStore, PreparedBatch
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, AnnouncementStore
+from kcl_pipeline.sinks.sink import CommitOutcome
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import CommitPace, TableSink
 from kcl_pipeline.testing.sink import MemoryLog, MemoryTable
@@ -28,8 +28,10 @@ from tests.support import announcing
 from tests.support.delta_tables import (
     NONE,
     Committer,
+    Entry,
     NoWait,
     at,
+    commit_entries,
     entry,
     ids,
     log_lines,
@@ -54,7 +56,7 @@ def committer(uri: str, *, contended: bool = False, application: str = "app") ->
     return sink
 
 
-def announce(uri: str, ident: int, *entries: Entry, application: str = "app") -> PreparedBatch:
+def announce(uri: str, ident: int, *entries: Entry, application: str = "app") -> AnnouncedBatch:
     sink = committer(uri)
     return announcing.announce(sink, written(uri, ident).files, *entries, application=application)
 
@@ -115,7 +117,7 @@ def test_who_loses_the_race_announces_and_is_taken_along(uri: str) -> None:
 
 
 def test_an_owner_that_looks_late_does_not_commit_its_batch_again(uri: str) -> None:
-    """Between its announcement and its next look the batch lands and the shard moves on."""
+    """Between its announcement and its next look the batch lands and the shard entries on."""
     owner, other = committer(uri), committer(uri, contended=True)
     owner._pace.lost(3)
 
@@ -287,7 +289,9 @@ def test_a_log_whose_states_are_copies_is_read_again_after_a_commit(tmp_path: Pa
     sink.ensure(SCHEMA)
     for number in range(1, 4):
         sink._pace.lost(2)
-        landed = sink.commit(table.id, NOTHING_WRITTEN, [entry("a", number, seq(number - 1))])
+        landed = commit_entries(
+            sink, table.id, NOTHING_WRITTEN, [entry("a", number, seq(number - 1))]
+        )
         assert landed.version == number, f"refused {landed.refused}, which nobody else has"
 
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.storage import open_storage
-from tests.support.delta_tables import committer, entry
+from tests.support.delta_tables import commit_entries, committer, entry
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 
@@ -66,7 +66,7 @@ def test_files_are_on_the_disk_before_a_commit_names_them(
         assert all(syncs.has(path, uri) for path in paths)
         now = sink.positions(["a"])
         one = entry("a", number, now.shards["a"])
-        assert sink.commit(now.table_id, written, [one]).version == number
+        assert commit_entries(sink, now.table_id, written, [one]).version == number
     assert DeltaTable(str(uri)).version() == 2
 
 

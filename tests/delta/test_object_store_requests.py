@@ -15,7 +15,15 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.announcements import FOLDER
 from tests.support.announcing import announce, contend
-from tests.support.delta_tables import NONE, Committer, NoWait, committer, entry, seq
+from tests.support.delta_tables import (
+    NONE,
+    Committer,
+    NoWait,
+    commit_entries,
+    committer,
+    entry,
+    seq,
+)
 from tests.support.s3_proxy import Request, S3Proxy, s3_proxy
 
 BUCKET = "requests"
@@ -62,7 +70,9 @@ class Writers:
         written, expected = self.file(self.turn), seq(self.turn)
         self.turn += 1
         before = len(self.proxy.requests)
-        assert self.sink.commit(table_id, written, [entry("own", self.turn, expected)]).version
+        assert commit_entries(
+            self.sink, table_id, written, [entry("own", self.turn, expected)]
+        ).version
         return self.proxy.requests[before:]
 
     def announce(self, first: int) -> None:
@@ -108,8 +118,11 @@ def test_an_attempt_lists_once_and_reads_what_is_new(store) -> None:
             proxy.before = lambda _: None
             number = len(attempts)
             mark = len(proxy.requests)
-            landed = rival.commit(
-                table_id, writers.file(900 + number), [entry("rival", number, seq(number - 1))]
+            landed = commit_entries(
+                rival,
+                table_id,
+                writers.file(900 + number),
+                [entry("rival", number, seq(number - 1))],
             )
             assert landed.version is not None
             del proxy.requests[mark:]

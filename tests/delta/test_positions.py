@@ -12,8 +12,7 @@ from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.positions import names, stored, transactions
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.announcements import FOLDER, PreparedBatch, decoded, encoded
-from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, decoded, encoded
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from tests.delta.test_sink_behaviour import KEY, OTHER, SCHEMA
 from tests.support.delta_tables import committer
@@ -96,8 +95,10 @@ def test_the_sentinels_are_never_stored() -> None:
         transactions(FULL, StoredPosition(1, TRIM_HORIZON))
 
 
-def batch(expected: StoredPosition) -> PreparedBatch:
-    return PreparedBatch("id", (), (Entry(FULL, expected, Position("9")),), "form", NAME)
+def batch(expected: StoredPosition) -> AnnouncedBatch:
+    return AnnouncedBatch(
+        NAME, "form", "id", (), {FULL: expected}, {FULL: expected.moved(Position("9"))}
+    )
 
 
 def test_an_announcement_keeps_the_positions_of_its_batch() -> None:

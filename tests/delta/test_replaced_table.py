@@ -12,8 +12,9 @@ from kcl_pipeline.batch import Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import Entry, Positions
+from kcl_pipeline.sinks.sink import Positions
 from kcl_pipeline.sinks.stored import NOTHING_STORED
+from tests.support.delta_tables import Entry, commit_entries, entry_of
 
 KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/a"
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
@@ -27,12 +28,12 @@ def committer(folder: Path) -> DeltaCommitter:
 
 
 def entry(known: Positions, end: int) -> Entry:
-    return Entry(KEY, known.shards[KEY], Position(str(end)))
+    return entry_of(KEY, known.shards[KEY], Position(str(end)))
 
 
 def commit(sink: DeltaCommitter, end: int) -> Positions:
     known = sink.positions([KEY])
-    assert sink.commit(known.table_id, NOTHING, [entry(known, end)]).version is not None
+    assert commit_entries(sink, known.table_id, NOTHING, [entry(known, end)]).version is not None
     return sink.positions([KEY])
 
 
@@ -57,10 +58,10 @@ def test_a_batch_does_not_land_in_a_table_that_replaced_its_own(tmp_path: Path, 
     other = committer(folder)
     for end in range(more):
         table_id = other.positions([]).table_id
-        one = Entry(f"b{end}", NOTHING_STORED, Position("1"))
-        assert other.commit(table_id, NOTHING, [one]).version is not None
+        one = entry_of(f"b{end}", NOTHING_STORED, Position("1"))
+        assert commit_entries(other, table_id, NOTHING, [one]).version is not None
     before = entries(folder)
-    assert sink.commit(known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
+    assert commit_entries(sink, known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
     assert entries(folder) == before
     assert sink.positions([KEY]).table_id != known.table_id
 
@@ -72,7 +73,7 @@ def test_the_same_position_of_another_table_is_another(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     assert commit(committer(folder), 5).shards == known.shards
     before = entries(folder)
-    assert sink.commit(known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
+    assert commit_entries(sink, known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
     assert entries(folder) == before
 
 
@@ -85,7 +86,7 @@ def test_a_batch_does_not_land_in_a_copy_that_was_put_back(tmp_path: Path) -> No
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)
     before = entries(folder)
-    assert sink.commit(known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
+    assert commit_entries(sink, known.table_id, NOTHING, [entry(known, 8)]).refused == (KEY,)
     assert entries(folder) == before
     assert sink.positions([KEY]) == old
 
@@ -97,5 +98,5 @@ def test_a_batch_does_not_land_in_an_empty_folder(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
     with pytest.raises(SinkError, match="does not exist"):
-        sink.commit(known.table_id, NOTHING, [entry(known, 8)])
+        commit_entries(sink, known.table_id, NOTHING, [entry(known, 8)])
     assert list(folder.iterdir()) == []

@@ -19,9 +19,17 @@ from kcl_pipeline.delta.entries import entry_path
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import StoredPosition
-from tests.support.delta_tables import NoWait, committer, entry, ids, seq, written
+from tests.support.delta_tables import (
+    NoWait,
+    commit_entries,
+    committer,
+    entry,
+    entry_of,
+    ids,
+    seq,
+    written,
+)
 from tests.support.s3_proxy import Request, S3Proxy, s3_proxy
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -31,7 +39,7 @@ _numbers = itertools.count()
 
 
 class Hours(NoWait):
-    """A clock that a test moves."""
+    """A clock that a test entries."""
 
     now = 0.0
 
@@ -74,7 +82,7 @@ class HungWrite:
         first = committer(self.uri, storage_options=self.direct)
         first.ensure(SCHEMA)
         self.table_id = first.positions([]).table_id
-        assert first.commit(self.table_id, self.written(1), [entry("a", 1)]).version == 1
+        assert commit_entries(first, self.table_id, self.written(1), [entry("a", 1)]).version == 1
         sink = DeltaSink(self.uri, storage_options=options(proxy.url))
         self.sink = DeltaCommitter(sink, "app", clock=self.clock, rng=random.Random(1))
         assert self.sink.positions(["a"]).shards["a"] == FIRST
@@ -91,7 +99,7 @@ class HungWrite:
         other = committer(self.uri, storage_options=self.direct)
         for number in (1, 2, 3):
             one = entry("b", number, other.positions(["b"]).shards["b"])
-            assert other.commit(self.table_id, self.written(100 + number), [one]).version
+            assert commit_entries(other, self.table_id, self.written(100 + number), [one]).version
         newest = self.table()
         newest.create_checkpoint()
         storage = open_storage(self.uri, self.direct)
@@ -99,7 +107,9 @@ class HungWrite:
             storage.delete(entry_path(version))
 
     def commit(self) -> int | None:
-        return self.sink.commit(self.table_id, self.written(2), [entry("a", 2, FIRST)]).version
+        return commit_entries(
+            self.sink, self.table_id, self.written(2), [entry("a", 2, FIRST)]
+        ).version
 
     def written(self, ident: int) -> Written:
         rows = pa.table({"id": pa.array([ident], pa.int64())})
@@ -127,8 +137,8 @@ def test_a_commit_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> No
 
 def test_an_end_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> None:
     world = HungWrite(endpoint, proxy, seconds=3_600)
-    end = Entry("a", FIRST, FIRST.position, ended=True)
-    assert world.sink.commit(world.table_id, NOTHING_WRITTEN, [end]).version is not None
+    end = entry_of("a", FIRST, FIRST.position, ended=True)
+    assert commit_entries(world.sink, world.table_id, NOTHING_WRITTEN, [end]).version is not None
     assert world.hung
     assert world.stored() == end.becomes
 
@@ -158,6 +168,6 @@ def test_an_idle_worker_notices_that_the_next_entry_was_removed(
     DeltaTable(uri).create_checkpoint()
     (tmp_path / "table" / entry_path(2)).unlink()
     clock.now += seconds
-    outcome = sink.commit(table_id, written(uri, 4), [entry("a", 2, FIRST)])
+    outcome = commit_entries(sink, table_id, written(uri, 4), [entry("a", 2, FIRST)])
     assert outcome.version == 4
     assert ids(uri) == [1, 2, 3, 4]

@@ -26,11 +26,10 @@ from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.status.findings import FindingLevel
 from tests.support.announcing import announce, contend
 from tests.support.credential_files import ProfileFiles
-from tests.support.delta_tables import committer, entry
+from tests.support.delta_tables import commit_entries, committer, entry, entry_of
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -71,13 +70,13 @@ def written(uri: str, ident: int) -> Written:
 def commit(sink: DeltaCommitter, uri: str, ident: int) -> int | None:
     expected = sink.positions(["a"])
     one = entry("a", expected.shards["a"].number + 1, expected.shards["a"])
-    return sink.commit(expected.table_id, written(uri, ident), [one]).version
+    return commit_entries(sink, expected.table_id, written(uri, ident), [one]).version
 
 
 def end(sink: DeltaCommitter) -> None:
     found = sink.positions(["a"])
-    one = Entry("a", found.shards["a"], None, ended=True)
-    sink.commit(found.table_id, NOTHING_WRITTEN, [one])
+    one = entry_of("a", found.shards["a"], None, ended=True)
+    commit_entries(sink, found.table_id, NOTHING_WRITTEN, [one])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_the_options_win(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Non
     sink.ensure(SCHEMA)
     rows = pa.table({"id": pa.array([1], pa.int64())})
     batch = ArrowBatchWriter(None, uri, storage_options=options).write(Batch("b", (), rows))
-    assert sink.commit(sink.positions([]).table_id, batch, [entry("a", 1)]).version == 1
+    assert commit_entries(sink, sink.positions([]).table_id, batch, [entry("a", 1)]).version == 1
     assert {one.key for one in proxy.requests} == {"OWN"}
 
 
@@ -183,7 +182,7 @@ def test_keys_that_are_replaced_are_used_without_a_restart(
     one = entry("a", 2, found.shards["a"])
     rows = pa.table({"id": pa.array([2], pa.int64())})
     batch = writer.write(Batch("b", (), rows))
-    assert sink.commit(found.table_id, batch, [one]).version == 2
+    assert commit_entries(sink, found.table_id, batch, [one]).version == 2
     files.write("NEWER")
     proxy.keys = frozenset({"NEWER"})
     assert commit(sink, uri, 3) == 3

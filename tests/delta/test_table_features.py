@@ -16,7 +16,7 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.status.findings import FindingLevel
-from tests.support.delta_tables import committer, entry
+from tests.support.delta_tables import commit_entries, committer, entry
 
 READER_TOO = {
     "columnMapping",
@@ -114,7 +114,7 @@ def test_a_feature_that_is_served_is_committed_to(
     rows = pa.table({"id": pa.array([1], pa.int64())})
     batch = ArrowBatchWriter(None, uri).write(Batch("b", (), rows))
     table_id = sink.positions(["a"]).table_id
-    assert sink.commit(table_id, batch, [entry("a", 1)]).version == 1
+    assert commit_entries(sink, table_id, batch, [entry("a", 1)]).version == 1
     assert committer(uri).positions(["a"]).shards["a"].number == 1
     assert DeltaTable(uri).count() == 1, "pyarrow does not read all of these tables"
 

@@ -29,7 +29,7 @@ from kcl_pipeline.spark.foreach import ForeachBatch
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.testing.conformance import FunctionUnderTest, SinkCase, at_least_once_cases
 from tests.support.announcing import announce
-from tests.support.delta_tables import NONE, at, committer, entry, ids, seq, written
+from tests.support.delta_tables import NONE, at, commit_entries, committer, entry, ids, seq, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -108,9 +108,9 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
     assert found.shards == {"shard-1": NOTHING_STORED}
     assert not each.stores_positions
     entries = [entry("shard-1", 7)]
-    assert each.commit(found.table_id, written_, entries) == CommitOutcome(1)
+    assert commit_entries(each, found.table_id, written_, entries) == CommitOutcome(1)
     assert seen == [([2], BatchIdentity(batch.ranges))]
-    assert each.commit(found.table_id, each.write(batch), entries) == CommitOutcome(2)
+    assert commit_entries(each, found.table_id, each.write(batch), entries) == CommitOutcome(2)
     assert len(seen) == 2, "at least once: a batch that is processed again is passed again"
     assert each.positions(["shard-1"]) == found
 
@@ -134,8 +134,8 @@ def test_failures_of_the_transform_and_of_the_function_are_told_apart(
         each.write(orders(b"x"))
     batch = each.write(orders(b"5"))
     with pytest.raises(TransformFailedError, match=r"ConnectionError: store is down$"):
-        each.commit("function", batch, [entry("shard-1", 4)])
-    assert each.commit("function", batch, [entry("shard-1", 4)]) == CommitOutcome(1)
+        commit_entries(each, "function", batch, [entry("shard-1", 4)])
+    assert commit_entries(each, "function", batch, [entry("shard-1", 4)]) == CommitOutcome(1)
     assert calls == [1, 1]
     each.write_dead_letters(pa.table({"data": [b"x"], "error": ["no"]}))
     assert DeltaTable(str(tmp_path / "dead")).to_pyarrow_table().num_rows == 1
@@ -188,7 +188,7 @@ def test_plain_parquet_appends(spark, tmp_path: Path) -> None:
 
     each = ForeachBatch(spark, ForeachBatchSink(append))
     for number in (1, 2):
-        each.commit("function", each.write(orders(b"x", b"y")), [entry("shard-1", number)])
+        commit_entries(each, "function", each.write(orders(b"x", b"y")), [entry("shard-1", number)])
     assert spark.read.parquet(str(tmp_path / "plain")).count() == 4
 
 

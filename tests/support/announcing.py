@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.delta.sink import DeltaCommitter
-from kcl_pipeline.sinks.announcements import PreparedBatch
-from kcl_pipeline.sinks.sink import Entry
+from kcl_pipeline.sinks.announcements import AnnouncedBatch
+from tests.support.delta_tables import Entry
 
 
 def announce(
     sink: DeltaCommitter, files: Sequence[DataFile], *entries: Entry, application: str = "app"
-) -> PreparedBatch:
+) -> AnnouncedBatch:
     """The announced batch; the sink's table exists."""
     head = sink._log.read()
     assert head is not None
-    named = tuple(replace(one, key=f"{application}/{one.key}") for one in entries)
-    batch = PreparedBatch(head.table_id, tuple(files), named)
-    return sink._announcements.announce(batch, head, sink._log)
+    expected = {f"{application}/{one.key}": one.expected for one in entries}
+    becomes = {f"{application}/{one.key}": one.becomes for one in entries}
+    store = sink._announcements
+    batch = store.announce(head.form, head.table_id, files, expected, becomes, sink._log)
+    assert batch is not None
+    return batch
 
 
 def contend(sink: DeltaCommitter) -> None:

@@ -19,7 +19,7 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.threads import serial_map
-from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.batch_runner import LandStep
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.watchdog import Activity
@@ -83,7 +83,7 @@ class World:
         return committer.start(wanted, committer.look_up(wanted))
 
     def steps_of(self, committer):
-        return CommitSteps(
+        return LandStep(
             committer,
             self.writer.write,
             self.clock,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -21,7 +21,7 @@ from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.sink import DeadLetterTable, DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage import Storage
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.sink import CommitOutcome, Sink
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 
@@ -60,8 +60,29 @@ def seq(number: int) -> StoredPosition:
     return at(number, number) if number else NONE
 
 
+class Entry(NamedTuple):
+    """One shard of a commit."""
+
+    key: str
+    expected: StoredPosition
+    becomes: StoredPosition
+
+
+def entry_of(
+    key: str, expected: StoredPosition, position: Position | None, *, ended: bool = False
+) -> Entry:
+    return Entry(key, expected, expected.moved(position, ended=ended))
+
+
 def entry(key: str, number: int, expected: StoredPosition = NONE) -> Entry:
-    return Entry(key, expected, Position(str(number)))
+    return entry_of(key, expected, Position(str(number)))
+
+
+def commit_entries(
+    sink: Sink, table_id: str | None, written: Written, entries: Sequence[Entry]
+) -> CommitOutcome:
+    expected = {one.key: one.expected for one in entries}
+    return sink.commit(table_id, written, expected, {one.key: one.becomes for one in entries})
 
 
 class Committer(DeltaCommitter):
@@ -73,7 +94,7 @@ class Committer(DeltaCommitter):
 
     def land(self, written: Written, entries: Sequence[Entry]) -> CommitOutcome:
         table = DeltaTable(self._log.name, storage_options=dict(self.delta_log._options))
-        return self.commit(str(table.metadata().id), written, entries)
+        return commit_entries(self, str(table.metadata().id), written, entries)
 
     def stored(self, key: str) -> StoredPosition:
         return self.positions([key]).shards[key]

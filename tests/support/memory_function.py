@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.sink import CommitOutcome
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, LogEntry, MemoryTable, SinkFault
 
 _NO_BATCH = Batch("", (), pa.table({}))
@@ -45,12 +46,16 @@ class InMemoryFunction(FunctionCalls[tuple[DataFile, ...]]):
         self._keys: tuple[str, ...] = ()
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """See `FunctionCalls.commit`."""
-        self._keys = tuple(entry.key for entry in entries)
+        self._keys = tuple(expected)
         kept = self.keep(_NO_BATCH, written.files, written.rows, ExitStack())
-        return super().commit(table_id, replace(written, files=(kept,)), entries)
+        return super().commit(table_id, replace(written, files=(kept,)), expected, becomes)
 
     def _store(self, rows: tuple[DataFile, ...], identity: BatchIdentity) -> None:
         fault = self.faults("commit", self._keys)

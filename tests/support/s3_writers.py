@@ -13,7 +13,6 @@ from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.sink import Entry
 from kcl_pipeline.sinks.stored import StoredPosition
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -36,10 +35,11 @@ def write(
     for turn in range(1, commits + 1):
         rows = pa.table({"id": pa.array([1000 * writer + turn], pa.int64())})
         written = repeated(partial(files.write, Batch(f"{writer}-{turn}", (), rows)))
-        entry = Entry(key_of(writer), stored, Position(str(turn)))
-        outcome = repeated(partial(sink.commit, known.table_id, written, [entry]))
+        key, becomes = key_of(writer), stored.moved(Position(str(turn)))
+        commit = partial(sink.commit, known.table_id, written, {key: stored}, {key: becomes})
+        outcome = repeated(commit)
         assert outcome.version is not None, f"writer {writer} was refused on its own shard"
-        stored = entry.becomes
+        stored = becomes
     return stored
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -16,7 +17,6 @@ from kcl_pipeline.leases.held import Held, HeldLeases, Progress
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.announcements import PreparedBatch
 from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.sink import CommitOutcome
 from kcl_pipeline.sinks.stored import StoredPosition
@@ -96,11 +96,11 @@ def _nothing_compared(patch: pytest.MonkeyPatch) -> None:
 def _higher_means_fitting(patch: pytest.MonkeyPatch) -> None:
     """A batch lands if its end is after the position in the table."""
 
-    def newer(_self: TableSink, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
-        for one in batch.entries:
-            now = head.stored(one.key).position
-            if now is not None and one.position is not None and one.position <= now:
-                return CommitOutcome(None, (one.key,))
+    def newer(_self: TableSink, head: Head, commit: Any) -> CommitOutcome | None:
+        for key, becomes in commit.becomes.items():
+            now = head.stored(key).position
+            if now is not None and becomes.position is not None and becomes.position <= now:
+                return CommitOutcome(None, (key,))
         return None
 
     patch.setattr(TableSink, "_decided", newer)
@@ -141,15 +141,15 @@ def _any_table(patch: pytest.MonkeyPatch) -> None:
     """The id of the table is not compared."""
     decided = TableSink._decided
 
-    def blind(self: TableSink, head: Head, batch: PreparedBatch) -> CommitOutcome | None:
-        return decided(self, head, replace(batch, table_id=head.table_id))
+    def blind(self: TableSink, head: Head, commit: Any) -> CommitOutcome | None:
+        return decided(self, head, replace(commit, table_id=head.table_id))
 
     patch.setattr(TableSink, "_decided", blind)
 
 
 def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:
     """The row says that the batch is done before the table has it."""
-    commit = ProgressStore.commit
+    commit = ProgressStore.advance
 
     def early(
         self: ProgressStore, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
@@ -158,7 +158,7 @@ def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:
             self._leases.checkpoint(consumers[part.lease_key].held, checkpoint=part.through)
         return commit(self, batch, consumers, written)
 
-    patch.setattr(ProgressStore, "commit", early)
+    patch.setattr(ProgressStore, "advance", early)
 
 
 def _believes_the_error(patch: pytest.MonkeyPatch) -> None:

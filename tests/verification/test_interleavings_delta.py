@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.delta.maintenance import vacuum
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry, Positions, Sink
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
+from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.testing.sink import FaultHook, SinkFault
 from verification.interleavings.explorer import Actor, Turns, Violation, explore
@@ -64,10 +65,14 @@ class SteppedDelta(DeltaCommitter):
         return self._call("positions", lambda: super(SteppedDelta, self).positions(keys))
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         return self._call(
-            "commit", lambda: super(SteppedDelta, self).commit(table_id, written, entries)
+            "commit", lambda: super(SteppedDelta, self).commit(table_id, written, expected, becomes)
         )
 
 

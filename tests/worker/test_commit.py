@@ -23,7 +23,7 @@ from kcl_pipeline.events import AwsTrouble, BatchRefused
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.sink import shard_key
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, SinkFault
 from kcl_pipeline.worker.commit import ProgressStore
@@ -63,8 +63,9 @@ class World(commit_world.World):
         """Let another worker set the position of a shard."""
         sink = InMemorySink(self.rows, clock=self.clock)
         found = sink.positions([shard_key(STREAM, key)])
-        entry = Entry(*found.shards, *found.shards.values(), position, ended)
-        assert sink.commit(found.table_id, self.writer.write(self.batch(0)), [entry]).version
+        becomes = {name: old.moved(position, ended=ended) for name, old in found.shards.items()}
+        written = self.writer.write(self.batch(0))
+        assert sink.commit(found.table_id, written, found.shards, becomes).version
 
 
 @pytest.fixture(name="world")
@@ -116,7 +117,7 @@ def test_a_hundred_shards_that_java_has_read_start_without_a_commit_and_move_in_
         assert world.rows.version == version, "no commit before the first batch"
         ranges = tuple(ShardRange(key, Position("7"), Position("9")) for key in HUNDRED_KEYS)
         batch = Batch("b", ranges, NO_RECORDS)
-        assert committer.commit(batch, consumers, world.writer.write(batch)).landed
+        assert committer.advance(batch, consumers, world.writer.write(batch)).landed
         assert world.rows.version == version + 1
         assert all(world.stored(key) == StoredPosition(2, Position("9")) for key in HUNDRED_KEYS)
 
@@ -128,12 +129,14 @@ def test_after_the_first_commit_of_the_taker_a_paused_worker_is_refused(world: W
     world.set_checkpoint(Position("7"))
     consumer, _ = world.take()
     batch = Batch("b", (ShardRange(KEY, Position("7"), Position("9")),), NO_RECORDS)
-    assert world.committer.commit(batch, {KEY: consumer}, world.writer.write(batch)).landed is False
+    assert (
+        world.committer.advance(batch, {KEY: consumer}, world.writer.write(batch)).landed is False
+    )
     _, committer = world.taker()
     committer = world.committer_of(world.leases)
     consumer.held = world.consumers[KEY].held
-    assert committer.commit(batch, {KEY: consumer}, world.writer.write(batch)).landed
-    refused = world.committer.commit(late, world.consumers, written).refused
+    assert committer.advance(batch, {KEY: consumer}, world.writer.write(batch)).landed
+    refused = world.committer.advance(late, world.consumers, written).refused
     assert list(refused) == [KEY]
     assert world.stored() == StoredPosition(2, Position("9"))
 
@@ -274,7 +277,7 @@ def test_a_batch_of_another_table_is_refused(world: World) -> None:
     assert world.commit(5) is not None
     world.rows.id = "table-1"
     batch = world.batch(8)
-    result = world.committer.commit(batch, world.consumers, world.writer.write(batch))
+    result = world.committer.advance(batch, world.consumers, world.writer.write(batch))
     assert sorted(result.refused) == sorted(KEYS)
 
 
@@ -283,7 +286,7 @@ def test_a_shard_whose_position_was_read_in_another_table_is_refused(world: Worl
     world.rows.id = "table-1"
     world.start({KEY: world.consumers[KEY]})
     batch = world.batch(8)
-    result = world.committer.commit(batch, world.consumers, world.writer.write(batch))
+    result = world.committer.advance(batch, world.consumers, world.writer.write(batch))
     assert sorted(result.refused) == sorted(KEYS[1:])
 
 
@@ -328,7 +331,7 @@ def test_a_stop_ends_the_attempts_of_a_batch() -> None:
     class Refusing(InMemorySink):
         commits = 0
 
-        def commit(self, table_id, written, entries):
+        def commit(self, table_id, written, expected, becomes):
             self.commits += 1
             stop.set()
             raise SinkError("int too large to convert")
@@ -361,12 +364,12 @@ def failing_commit(world: World, *, landed: bool, lost: str) -> list[tuple[str, 
     """
     commit, attempts = world.sink.commit, list[tuple[str, ...]]()
 
-    def fail_once(table_id, written, entries):
-        attempts.append(tuple(entry.key.rsplit("/", 1)[-1] for entry in entries))
+    def fail_once(table_id, written, expected, becomes):
+        attempts.append(tuple(key.rsplit("/", 1)[-1] for key in expected))
         if len(attempts) > 1:
-            return commit(table_id, written, entries)
+            return commit(table_id, written, expected, becomes)
         if landed:
-            commit(table_id, written, entries)
+            commit(table_id, written, expected, becomes)
         world.leases.drop(world.consumers[lost].held, "it was not renewed in time")
         raise SinkError("the answer was lost")
 
@@ -442,7 +445,7 @@ def test_a_first_batch_whose_ancestors_cannot_be_listed_is_tried_again() -> None
     )
     batch = world.batch(5)
     with pytest.raises(SinkError, match="ListShards"):
-        committer.commit(batch, world.consumers, world.writer.write(batch))
+        committer.advance(batch, world.consumers, world.writer.write(batch))
 
 
 def test_a_child_is_started_again_if_an_ancestor_has_moved() -> None:
@@ -487,7 +490,7 @@ def test_a_child_is_not_in_one_batch_with_its_ancestor() -> None:
     world.consumers[KEY] = ShardConsumer(leases[KEY], STREAM)
     world.start({KEY: world.consumers[KEY]})
     batch = world.batch(9)
-    result = world.committer.commit(batch, world.consumers, world.writer.write(batch))
+    result = world.committer.advance(batch, world.consumers, world.writer.write(batch))
     assert list(result.refused) == [CHILD]
 
 

@@ -23,8 +23,7 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.sink import Entry, shard_key
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.sinks.sink import shard_key
 from kcl_pipeline.testing.sink import InMemorySink
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState
@@ -231,8 +230,8 @@ def test_a_child_that_the_sink_knows_has_begun_whatever_its_row_says():
     sink = world.make_sink()
     sink.ensure(pa.schema([("data", pa.binary())]))
     found = sink.positions([shard_key(stream_of(world), CHILD)])
-    entry = Entry(*found.shards, NOTHING_STORED, Position("9"))
-    assert sink.commit(found.table_id, NOTHING_WRITTEN, [entry]).version
+    becomes = {key: stored.moved(Position("9")) for key, stored in found.shards.items()}
+    assert sink.commit(found.table_id, NOTHING_WRITTEN, found.shards, becomes).version
     consumer = held_child(world)
     assert created(world) == []
     assert consumer.state is not ConsumerState.BLOCKED

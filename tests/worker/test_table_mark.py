@@ -16,7 +16,7 @@ from kcl_pipeline.leases.row import Lease, lease_from_item, lease_to_item
 from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.leases.writes import LeaseSeek
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.sink import shard_key
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, LogEntry, MemoryTable
 from kcl_pipeline.testing.tables import create_lease
@@ -189,8 +189,9 @@ def seek_to_the_begin(world: World, expected: Lease) -> Lease:
     assert world.table.seek([LeaseSeek(world.row(), expected.checkpoint)], "t", nothing) == ()
     operator = InMemorySink(world.rows, clock=world.clock)
     known = operator.positions([shard_key(STREAM, KEY)])
-    (entry,) = (Entry(key, stored, None) for key, stored in known.shards.items())
-    assert operator.commit(known.table_id, NOTHING_WRITTEN, [entry]).version is not None
+    becomes = {key: stored.moved(None) for key, stored in known.shards.items()}
+    landed = operator.commit(known.table_id, NOTHING_WRITTEN, known.shards, becomes)
+    assert landed.version is not None
     assert world.table.assign(world.row(), "w") is not None
     row = world.row()
     assert (row.checkpoint, row.owner, row.table_mark) == (expected.checkpoint, "w", None)

@@ -8,7 +8,7 @@ import pytest
 from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.events import BatchCommitted, BatchRefused, ShardPaused, ShardResumed
-from kcl_pipeline.sinks.sink import Entry, shard_key
+from kcl_pipeline.sinks.sink import shard_key
 from tests.support.worker_world import World, numbered
 
 
@@ -40,8 +40,8 @@ class FailsWhenWrittenAgain:
                 if one.lease_key.endswith("0")
             ]
             now = sink.positions([key])
-            entry = Entry(key, now.shards[key], now.shards[key].position)
-            assert sink.commit(now.table_id, NOTHING_WRITTEN, [entry]).version
+            becomes = {key: now.shards[key].moved(now.shards[key].position)}
+            assert sink.commit(now.table_id, NOTHING_WRITTEN, now.shards, becomes).version
             self.failing = self.way != "lands"
         return records.append_column("_error", pa.array(errors, pa.string()))
 

@@ -26,7 +26,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryCoordinatorStateTable,
     InMemoryWorkerMetricsTable,
 )
-from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.batch_runner import LandStep
 from kcl_pipeline.worker.commit import ProgressStore, ShardProgress
 from kcl_pipeline.worker.consumer import ConsumerState, LeaseStreams, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -165,7 +165,7 @@ class LineageProcess:
         if not scenario.log_seen:
             of = streams.shard_sync_of
             self._lifecycle.parents = BlindParentCheck(parts, self._leases, of, None)
-        self._commit = CommitSteps(
+        self._commit = LandStep(
             self._lifecycle.progress, bench.writer.write, clock, events, worker_id, Activity(clock)
         )
 

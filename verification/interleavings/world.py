@@ -37,7 +37,7 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Sink
 from kcl_pipeline.testing.sink import FaultHook, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
-from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.batch_runner import LandStep
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.watchdog import Activity
@@ -280,7 +280,7 @@ class Process:
         self._commit = ProgressStore(
             leases, sink, lambda _: (), clock, events, rng=random.Random(worker_id)
         )
-        self._steps = CommitSteps(
+        self._steps = LandStep(
             self._commit, writer.write, clock, events, worker_id, Activity(clock)
         )
         sink.ensure(SCHEMA)

@@ -22,7 +22,7 @@ from kcl_pipeline.delta.positions import names
 from kcl_pipeline.delta.sink import DeltaSink, is_batch_file
 from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.events import AnnouncementRejected, Event
-from kcl_pipeline.sinks.announcements import FOLDER, AnnouncementError, PreparedBatch, decoded
+from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, AnnouncementError, decoded
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
 from tests.fuzz.boundary import Boundary
@@ -133,7 +133,7 @@ def check_announcement(value: dict[str, Any]) -> str:
     return REFUSED
 
 
-def _checked(batch: PreparedBatch) -> str:
+def _checked(batch: AnnouncedBatch) -> str:
     _assert_sound(batch)
     name = Path(batch.name).stem
     if not all(is_batch_file(file.path, name) for file in batch.files):
@@ -147,13 +147,13 @@ def _checked(batch: PreparedBatch) -> str:
     return READ
 
 
-def _assert_sound(batch: PreparedBatch) -> None:
-    assert len(batch.keys) == len(batch.entries) > 0
-    for one in batch.entries:
-        assert 0 <= one.expected.number < one.becomes.number <= MAX_NUMBER + 1
+def _assert_sound(batch: AnnouncedBatch) -> None:
+    assert batch.expected.keys() == batch.becomes.keys() != set()
+    for key, expected in batch.expected.items():
+        assert 0 <= expected.number < batch.becomes[key].number <= MAX_NUMBER + 1
 
 
-def _assert_own_files(batch: PreparedBatch) -> None:
+def _assert_own_files(batch: AnnouncedBatch) -> None:
     own = Path(batch.name).stem
     root = Path("/table")
     for file in batch.files:
@@ -164,7 +164,7 @@ def _assert_own_files(batch: PreparedBatch) -> None:
         assert 0 <= file.size <= MAX_NUMBER
 
 
-def _assert_readable(batch: PreparedBatch, layout: TableLayout) -> None:
+def _assert_readable(batch: AnnouncedBatch, layout: TableLayout) -> None:
     for file in batch.files:
         assert set(file.partition_values) == set(layout.partitions)
         for name, kind in layout.partitions.items():

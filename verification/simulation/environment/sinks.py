@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from kcl_pipeline.batch import Batch, BatchWriter, DataFile, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
-from kcl_pipeline.sinks.sink import CommitOutcome, Entry
+from kcl_pipeline.sinks.sink import CommitOutcome
 from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
 from verification.simulation.checks.sink import Begun, Checks, is_seek
@@ -149,7 +149,7 @@ class StoreFunction(FunctionCalls[tuple[DataFile, ...]]):
         self._clock = clock
         self._faults = faults
         self._latency = latency_seconds
-        self._entries: Sequence[Entry] = ()
+        self._becomes: Mapping[str, StoredPosition] = {}
 
     def write(self, batch: Batch) -> Written:
         """See `BatchWriter.write`."""
@@ -164,20 +164,24 @@ class StoreFunction(FunctionCalls[tuple[DataFile, ...]]):
         return list(self._writer.probe(slices))
 
     def commit(
-        self, table_id: str | None, written: Written, entries: Sequence[Entry]
+        self,
+        table_id: str | None,
+        written: Written,
+        expected: Mapping[str, StoredPosition],
+        becomes: Mapping[str, StoredPosition],
     ) -> CommitOutcome:
         """See `FunctionCalls.commit`. The checks follow batches without rows, too."""
-        self._entries = entries
+        self._becomes = becomes
         if not written.files:
             self._table.append(LogEntry(self._table.version + 1, (), self._positions()))
-        return super().commit(table_id, written, entries)
+        return super().commit(table_id, written, expected, becomes)
 
     def _positions(self) -> dict[str, StoredPosition]:
-        return {f"app/{entry.key}": entry.becomes for entry in self._entries}
+        return {f"app/{key}": stored for key, stored in self._becomes.items()}
 
     def _store(self, rows: tuple[DataFile, ...], identity: BatchIdentity) -> None:  # noqa: ARG002
         """Store the rows at once. If the response is lost, they are stored at any later time."""
-        names = tuple(self._table.checks.name_of_key(entry.key) for entry in self._entries)
+        names = tuple(map(self._table.checks.name_of_key, self._becomes))
         begun = self._table.checks.begins(names)
         fault = self._faults("commit", names)
         self._clock.sleep(self._latency)
