@@ -37,9 +37,8 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.address import table_root
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.files import ArrowBatchWriter
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink, transaction_names
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.local import EmbeddedAws, FaultRule
@@ -158,7 +157,10 @@ def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str,
         schema=SCHEMA,
     )
     keys = [f"{STREAM}/lease-{number}" for number in range(leases)]
-    table_id, transactions = sink.positions([]).table_id, [names(f"bench/{k}")[0] for k in keys]
+    table_id, transactions = (
+        sink.positions([]).table_id,
+        [transaction_names(f"bench/{k}")[0] for k in keys],
+    )
     results: dict[str, dict[str, list[float]]] = {}
     stored = NOTHING_STORED
     for turn in range(1, max(versions) + 26):

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, ShardRange
 from kcl_pipeline.config import BatchSettings
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.batch_runner import WriteSteps

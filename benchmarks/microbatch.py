@@ -41,7 +41,7 @@ import pyarrow as pa
 
 from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import Batch, BatchWriter
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event, ReadFinished
 from kcl_pipeline.kinesis.decode import records_table

@@ -30,7 +30,7 @@ import psutil
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition

@@ -26,8 +26,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from kcl_pipeline.delta.address import delta_options, table_root
-from kcl_pipeline.delta.errors import delta_errors
+from kcl_pipeline.delta.address import delta_errors, delta_options, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.kinesis.client import NO_RECORDS, RECORD_SCHEMA
 from kcl_pipeline.text import printable

@@ -16,8 +16,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.address import delta_options, table_root
-from kcl_pipeline.delta.errors import delta_errors
+from kcl_pipeline.delta.address import delta_errors, delta_options, table_root
 from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError

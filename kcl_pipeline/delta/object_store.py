@@ -26,8 +26,14 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
-from kcl_pipeline.delta.address import delta_options, has_own_keys, is_s3, s3_option
-from kcl_pipeline.delta.errors import cause_of, first_line
+from kcl_pipeline.delta.address import (
+    cause_of,
+    delta_options,
+    first_line,
+    has_own_keys,
+    is_s3,
+    s3_option,
+)
 from kcl_pipeline.sinks.log import StoredObject, UnsafeObjectError
 from kcl_pipeline.threads import DaemonPool
 

@@ -6,24 +6,25 @@ and writes one log (`log.DeltaLog`), and checks the table before each commit.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta import positions
-from kcl_pipeline.delta.address import is_local, is_s3, s3_option
-from kcl_pipeline.delta.errors import cause_of, first_line
+from kcl_pipeline.delta.address import cause_of, first_line, is_local, is_s3, s3_option
 from kcl_pipeline.delta.files import BATCH_FOLDER, unique_name, write_table
 from kcl_pipeline.delta.log import DeltaLog
-from kcl_pipeline.delta.results import TableColumns
-from kcl_pipeline.delta.schema import (
+from kcl_pipeline.delta.results import (
+    TableColumns,
     delta_schema,
     misfit,
     missing_columns,
@@ -34,6 +35,7 @@ from kcl_pipeline.delta.schema import (
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.events import EventSink, TableRestored, ignore_events
+from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.announcements import AnnouncementStore
 from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
@@ -80,7 +82,7 @@ class DeltaHead:
 
     def stored(self, key: str) -> StoredPosition:
         """See `Head`."""
-        found = positions.stored(key, self._log.transaction)
+        found = stored_position(key, self._log.transaction)
         if found != NOTHING_STORED:
             self._look(key)
         return found
@@ -323,7 +325,7 @@ class DeltaTableLog:
 
     def _head(self) -> DeltaHead:
         _ = self._log.table_id  # It opens the table again if another program has changed it.
-        changed = self._log.changed // len(positions.SUFFIXES)
+        changed = self._log.changed // len(SUFFIXES)
         return DeltaHead(self._log.version, changed, self._log, self._report_restores)
 
     def add(
@@ -333,7 +335,7 @@ class DeltaTableLog:
         self._check_store()
         if self._log.version != head.version:
             raise SinkError(f"{self.name} is not at version {head.version} any more")
-        found = [positions.transactions(key, stored) for key, stored in sets.items()]
+        found = [position_transactions(key, stored) for key, stored in sets.items()]
         self._log.append(files, {name: value for one in found for name, value in one.items()})
 
     def batch_name(self, files: Sequence[DataFile]) -> str | None:
@@ -375,7 +377,7 @@ class DeltaTableLog:
             return
         for one in self._log.restores:
             known = (one.version, one.restored_to)
-            if known not in self._reported and one.is_after_first_commit(positions.names(key)[0]):
+            if known not in self._reported and one.is_after_first_commit(transaction_names(key)[0]):
                 self._reported.add(known)
                 self._events(TableRestored(one.version, one.restored_to, self._log.table_id))
 
@@ -485,3 +487,107 @@ class DeltaCommitter(TableSink):
         """What the result of a transform must fit (see `DeltaTableLog.columns`)."""
         with self._lock:
             return self._table.columns()
+
+
+# The position of a shard as application transactions of the table.
+#
+# One commit sets all four transactions of a shard. Their names begin with a hash of application,
+# stream and creation time, and the number of the shard: every writer of a commit stores and parses
+# all names of the commit, so short names make a log smaller and faster.
+#
+# * ``l``, ``m``, ``h``: the sequence number, 62 bits each, the lowest first. The next bit of ``h``
+#   is set when the shard has ended;
+# * ``v``: v · 2²⁸ + s + 1, where v is how many times the position was set, and s the sub-sequence
+#   number, −1 if there is no position.
+
+SUFFIXES: Final = ("v", "l", "m", "h")
+"""Ends of the four names of a shard."""
+
+_HASH_BYTES: Final = 12
+_CANONICAL: Final = re.compile(r"shardId-([0-9]{12})")
+_PART_BITS: Final = 62
+_PART: Final = 2**_PART_BITS - 1
+_LIMIT: Final = 2 ** (3 * _PART_BITS)
+_ENDED: Final = 2**_PART_BITS
+_NO_POSITION: Final = -1
+_SUB_BITS: Final = 28
+_SUB: Final = 2**_SUB_BITS - 1
+_MAX_SET: Final = 2**35 - 1
+"""Hundred commits per second for ten years."""
+
+Transaction = Callable[[str], int | None]
+"""Returns the version of an application transaction. None: it was never written."""
+
+
+@lru_cache(maxsize=100_000)
+def transaction_names(key: str) -> tuple[str, ...]:
+    """Return the names of the transactions of a shard, in the order of `SUFFIXES`.
+
+    A shard id of the usual form becomes its number. The names never contain a slash.
+
+    Args:
+        key: Application, stream and creation time, and after the last slash the id of the shard.
+    """
+    stream, _, shard = key.rpartition("/")
+    digest = hashlib.sha256(stream.encode()).digest()[:_HASH_BYTES]
+    hashed = base64.urlsafe_b64encode(digest).decode()
+    canonical = _CANONICAL.fullmatch(shard)
+    begin = f"{hashed}.{int(canonical[1])}" if canonical else f"{hashed}:{shard}"
+    return tuple(begin + suffix for suffix in SUFFIXES)
+
+
+def position_transactions(key: str, stored: StoredPosition) -> dict[str, int]:
+    """Return the transactions of a shard with their versions.
+
+    Raises:
+        SinkError: The sequence number has more than 186 bits, the sub-sequence number more than 28,
+            or the number of commits more than 35.
+    """
+    position = stored.position
+    sequence = 0 if position is None else int(position.sequence_number)
+    sub = _NO_POSITION if position is None else position.sub_sequence_number
+    for what, value, limit, bits in (
+        ("sequence number", sequence, _LIMIT, 3 * _PART_BITS),
+        ("sub-sequence number", sub, _SUB, _SUB_BITS),
+        ("number of commits", stored.number, _MAX_SET + 1, 35),
+    ):
+        if value >= limit:
+            raise SinkError(
+                f"the {what} {value} of {key} has more than {bits} bits, which the table cannot "
+                "store; write to another table"
+            )
+    parts = [sequence >> _PART_BITS * part & _PART for part in range(3)]
+    parts[2] += _ENDED if stored.ended else 0
+    values = ((stored.number << _SUB_BITS) + sub + 1, *parts)
+    return dict(zip(transaction_names(key), values, strict=True))
+
+
+def stored_position(key: str, transaction: Transaction) -> StoredPosition:
+    """Read what a log stores for a shard.
+
+    Raises:
+        TableMismatchError: The position cannot be read, because another program removed or changed
+            some of its transactions.
+    """
+    try:
+        return _decoded_position(tuple(map(transaction, transaction_names(key))))
+    except ValueError as error:
+        raise TableMismatchError(f"the position of {key} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=10_000)
+def _decoded_position(values: tuple[int | None, ...]) -> StoredPosition:
+    found = [value for value in values if value is not None]
+    if not found:
+        return NOTHING_STORED
+    if len(found) != len(SUFFIXES):
+        raise ValueError(f"{len(found)} of {len(SUFFIXES)} of its transactions are there")
+    first, low, middle, high = found
+    number, sub = first >> _SUB_BITS, (first & _SUB) - 1
+    ended, high = high >= _ENDED, high & _PART if high >= 0 else high
+    if number < 1 or not all(0 <= part <= _PART for part in (low, middle, high)):
+        raise ValueError("its transactions are outside their limits")
+    if sub == _NO_POSITION:
+        return StoredPosition(number, None, ended)
+    sequence_number = low | middle << _PART_BITS | high << 2 * _PART_BITS
+    return StoredPosition(number, Position(str(sequence_number), sub), ended)

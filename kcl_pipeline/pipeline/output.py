@@ -12,7 +12,7 @@ from kcl_pipeline.aws import AwsClients, KinesisSource
 from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.address import table_root
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events

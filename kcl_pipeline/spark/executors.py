@@ -31,8 +31,7 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.address import StorageOptions, delta_options, table_root
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.files import batch_folder, unique_name
+from kcl_pipeline.delta.files import ArrowBatchWriter, batch_folder, unique_name
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA

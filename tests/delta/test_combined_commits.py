@@ -13,8 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.files import unique_name
+from kcl_pipeline.delta.files import ArrowBatchWriter, unique_name
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.storage import LocalStorage, open_storage
 from kcl_pipeline.events import AnnouncementRejected

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.storage import open_storage
 from tests.support.delta_tables import commit_entries, committer, entry
 

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
-from kcl_pipeline.delta.entries import entry_facts, read_transactions
+from kcl_pipeline.delta.log import entry_facts, read_transactions
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.errors import SinkError, TableMismatchError
@@ -249,8 +249,7 @@ def test_an_entry_over_the_limit_is_left_to_the_library(
     sink = committer(uri)
     sink.ensure(SCHEMA)
     assert sink.stored("a") == NONE
-    for module in ("log", "entries"):
-        monkeypatch.setattr(f"kcl_pipeline.delta.{module}.MAX_ENTRY_BYTES", 100)
+    monkeypatch.setattr("kcl_pipeline.delta.log.MAX_ENTRY_BYTES", 100)
     assert committer(uri).land(written(uri, 1), [entry("a", 5)]).version == 1
     assert sink.stored("a") == at(5)
     assert sink.land(written(uri, 2), [entry("a", 6, at(5))]).version == 2

@@ -15,10 +15,10 @@ from deltalake import DeltaTable
 from moto.s3.models import s3_backends
 
 from kcl_pipeline.batch import Batch, Written
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.entries import entry_facts, read_transactions
+from kcl_pipeline.delta.files import ArrowBatchWriter
+from kcl_pipeline.delta.log import entry_facts, read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
-from kcl_pipeline.delta.positions import names
+from kcl_pipeline.delta.sink import transaction_names
 from kcl_pipeline.delta.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.announcements import FOLDER
@@ -112,7 +112,7 @@ def test_processes_on_an_object_store_lose_and_repeat_nothing(
         number
         for entry in entries
         for key, number in entry_facts(entry).transactions.items()
-        if key == names(f"app/{SHARED}")[0]
+        if key == transaction_names(f"app/{SHARED}")[0]
     ]
     assert len(contested) == len(set(contested)) == sum(result["won"] for result in results)
     assert set(
@@ -166,7 +166,7 @@ def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) 
     assert table.objects("_delta_log", ".checkpoint.parquet") == [
         f"_delta_log/{3:020d}.checkpoint.parquet"
     ]
-    assert (read_transactions(table.storage, 5) or {})[names("app/a")[1]] == 5
+    assert (read_transactions(table.storage, 5) or {})[transaction_names("app/a")[1]] == 5
     for version in range(3):
         table.storage.delete(f"_delta_log/{version:020d}.json")
     assert (table.new_sink().stored("a"), table.new_sink().stored("b")) == (seq(5), NONE)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.announcements import FOLDER
 from tests.support.announcing import announce, contend

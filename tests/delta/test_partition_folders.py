@@ -12,7 +12,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from kcl_pipeline import DeltaSink
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import compact, vacuum
 from kcl_pipeline.delta.sink import is_batch_file
 from kcl_pipeline.errors import TransformFailedError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.delta.log import DeltaLog
-from kcl_pipeline.delta.positions import names, stored, transactions
+from kcl_pipeline.delta.sink import position_transactions, stored_position, transaction_names
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, decoded, encoded
@@ -18,7 +18,7 @@ from tests.delta.test_sink_behaviour import KEY, OTHER, SCHEMA
 from tests.support.delta_tables import committer
 
 FULL = f"app/{KEY}"
-NAMES = names(FULL)
+NAMES = transaction_names(FULL)
 ONE = 1 << 28
 NAME = f"{FOLDER}/{'0' * 32}.json"
 
@@ -33,18 +33,18 @@ NAME = f"{FOLDER}/{'0' * 32}.json"
 def test_a_position_survives_its_encoding(number, sequence, sub, known, ended) -> None:
     position = Position(str(sequence), sub) if known else None
     before = StoredPosition(number, position, ended)
-    found = transactions(FULL, before)
+    found = position_transactions(FULL, before)
     assert tuple(found) == NAMES
     assert all(-(2**63) <= one < 2**63 for one in found.values())
-    assert stored(FULL, found.get) == before
+    assert stored_position(FULL, found.get) == before
 
 
 def test_names_are_short_and_differ_by_application_stream_and_shard() -> None:
     other = [
-        names(f"other/{KEY}"),
-        names(FULL.replace("/17/", "/18/")),
-        names(f"app/{OTHER}"),
-        names(FULL.replace("shardId-", "shard-")),
+        transaction_names(f"other/{KEY}"),
+        transaction_names(FULL.replace("/17/", "/18/")),
+        transaction_names(f"app/{OTHER}"),
+        transaction_names(FULL.replace("shardId-", "shard-")),
     ]
     assert len({*NAMES, *(name for one in other for name in one)}) == 4 * (1 + len(other))
     assert all("/" not in name and len(name) < 40 for name in NAMES)
@@ -60,7 +60,7 @@ def test_names_are_short_and_differ_by_application_stream_and_shard() -> None:
 )
 def test_a_value_that_does_not_fit_is_refused(number: int, position: Position, bits: int) -> None:
     with pytest.raises(SinkError, match=f"more than {bits} bits"):
-        transactions(FULL, StoredPosition(number, position))
+        position_transactions(FULL, StoredPosition(number, position))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_position_that_another_program_changed_stops_its_shard(
 
 def test_the_sentinels_are_never_stored() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        transactions(FULL, StoredPosition(1, TRIM_HORIZON))
+        position_transactions(FULL, StoredPosition(1, TRIM_HORIZON))
 
 
 def batch(expected: StoredPosition) -> AnnouncedBatch:

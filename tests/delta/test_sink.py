@@ -14,10 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import DeltaLog
-from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.sink import DeltaSink, DeltaTableLog
+from kcl_pipeline.delta.sink import DeltaSink, DeltaTableLog, transaction_names
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
 from kcl_pipeline.sinks.sink import CommitOutcome
 from tests.support.delta_tables import (
@@ -349,7 +348,7 @@ def test_processes_lose_and_repeat_nothing(uri: str, workers: int, commits: int)
     contested = [
         line["txn"]["version"]
         for line in lines
-        if line.get("txn", {}).get("appId") == names(f"app/{SHARED}")[0]
+        if line.get("txn", {}).get("appId") == transaction_names(f"app/{SHARED}")[0]
     ]
     assert len(contested) == sum(result["won"] for result in results) > 0
     final = committer(uri).positions([f"{n}-x" for n in range(1, workers + 1)]).shards

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import Position

@@ -15,9 +15,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter, indexed_columns, log_statistics
 from kcl_pipeline.delta.maintenance import compact
-from kcl_pipeline.delta.statistics import indexed_columns, log_statistics
 from tests.support.announcing import announce, contend
 from tests.support.delta_tables import committer, entry, seq
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.cli.doctor.sink import check_output
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.status.findings import FindingLevel

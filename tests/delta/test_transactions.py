@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.delta.entries import entry_path, read_transactions
-from kcl_pipeline.delta.log import DeltaLog
-from kcl_pipeline.delta.positions import names
+from kcl_pipeline.delta.log import DeltaLog, entry_path, read_transactions
+from kcl_pipeline.delta.sink import transaction_names
 from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.errors import SinkError
 from tests.support.delta_tables import NONE, committer, entry, seq, upkeep_ended, written
@@ -164,11 +163,11 @@ def test_a_table_without_checkpoints_is_read_from_its_first_entry_or_not_at_all(
     for turn in (1, 2, 3):
         sink.land(written(uri), [entry("a", turn, seq(turn - 1))])
     storage = LocalStorage(Path(uri))
-    low = names("app/a")[1]
+    low = transaction_names("app/a")[1]
     found = [read_transactions(storage, version) for version in range(4)]
     assert found[0] == {}
     assert [one and one[low] for one in found[1:]] == [1, 2, 3]
-    monkeypatch.setattr("kcl_pipeline.delta.entries.MAX_ENTRIES", 3)
+    monkeypatch.setattr("kcl_pipeline.delta.log.MAX_ENTRIES", 3)
     assert [read_transactions(storage, version) for version in (2, 3)] == [found[2], None]
 
 
@@ -254,7 +253,7 @@ def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
         return read(path, limit)
 
     storage.read = counted  # type: ignore[method-assign]
-    assert (read_transactions(storage, 102) or {})[names("app/a")[1]] == 102
+    assert (read_transactions(storage, 102) or {})[transaction_names("app/a")[1]] == 102
     assert len(reads) == 3, (
         "the hint and the entries after the last checkpoint, however long the log is"
     )

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
 from kcl_pipeline.batch import Batch, ShardRange, Written
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError

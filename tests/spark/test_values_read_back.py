@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_pipeline import DeltaSink
 from kcl_pipeline.batch import BatchWriter
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.support.delta_tables import Committer, entry

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyspark.sql import functions
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import ResultMismatchError, SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.functions import udf
 
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.errors import BrokenTransformError, SinkError, TransformFailedError
 from kcl_pipeline.spark.failures.job_errors import classified
 from kcl_pipeline.spark.writer import SparkBatchWriter

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.sink import DeadLetterTable, DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage import Storage

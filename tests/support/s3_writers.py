@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from benchmarks.commits import repeated
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.stored import StoredPosition

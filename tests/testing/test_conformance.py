@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink, DeltaTableLog
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrow, ForeachArrowSink

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import ArrowBatchWriter
 from tests.support.first_batch import FirstBatch
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})

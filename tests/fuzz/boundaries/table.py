@@ -16,10 +16,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import DataFile, Written
-from kcl_pipeline.delta.entries import MAX_NUMBER, entry_facts, read_transactions
 from kcl_pipeline.delta.files import TableLayout
-from kcl_pipeline.delta.positions import names
-from kcl_pipeline.delta.sink import DeltaSink, is_batch_file
+from kcl_pipeline.delta.log import MAX_NUMBER, entry_facts, read_transactions
+from kcl_pipeline.delta.sink import DeltaSink, is_batch_file, transaction_names
 from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.events import AnnouncementRejected, Event
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, AnnouncementError, decoded
@@ -350,7 +349,7 @@ def check_hint(hint: bytes) -> str:
     root = _log_folder()
     (root / "_delta_log" / "_last_checkpoint").write_bytes(hint)
     found = read_transactions(LocalStorage(root), 3)
-    assert found is None or found[names("app/a")[1]] == 3
+    assert found is None or found[transaction_names("app/a")[1]] == 3
     return REFUSED if found is None else READ
 
 
