@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.codec import text_of
-from kcl_pipeline.leases.row import OWNER
+from kcl_pipeline.leases.row import OWNER, text_of
 from kcl_pipeline.leases.store import Changes, Condition, Item, Outcome, Put, Write
 from kcl_pipeline.testing.row_store import MemoryStore
 

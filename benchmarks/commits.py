@@ -42,8 +42,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink, transaction_names
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.local import EmbeddedAws, FaultRule
-from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.position import NOTHING_STORED, Position
 
 STREAM = "arn:aws:kinesis:us-east-1:111122223333:stream/orders/1760000000"
 WAYS = ("alone", "combined")

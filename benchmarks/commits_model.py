@@ -32,10 +32,9 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.announcements import AnnouncementStore
 from kcl_pipeline.sinks.log import Head, StoredObject
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 
 LOST, REFUSED, EXPIRED = 0.002, 0.002, 0.001

@@ -47,8 +47,7 @@ from kcl_pipeline.events import BatchCommitted, Event, ReadFinished
 from kcl_pipeline.kinesis.decode import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.position import NOTHING_STORED, Position
 from kcl_pipeline.spark.session import build_session, warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
 

@@ -32,8 +32,7 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 BATCH_SHARDS: Final = 64

@@ -27,9 +27,8 @@ from kcl_pipeline.kinesis.client import (
 )
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.codec import LEADER_KEY
 from kcl_pipeline.leases.coordinator import LOCK_VERSION, CoordinatorStateTable
-from kcl_pipeline.leases.row import COUNTER, LEASE_KEY, OWNER, Lease, lease_to_item
+from kcl_pipeline.leases.row import COUNTER, LEADER_KEY, LEASE_KEY, OWNER, Lease, lease_to_item
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable

@@ -3,6 +3,8 @@
 A `Position` is KCL's *extended sequence number*: a Kinesis sequence number and, inside a KPL
 aggregate, the index of the user record. Four sentinels are positions without a number. The order is
 KCL's (protocol §9.1): ``AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END``.
+
+A `StoredPosition` is what a table stores for a shard. This module loads no library of tables.
 """
 
 from __future__ import annotations
@@ -115,3 +117,37 @@ AT_TIMESTAMP: Final = Position("AT_TIMESTAMP")
 TRIM_HORIZON: Final = Position("TRIM_HORIZON")
 LATEST: Final = Position("LATEST")
 SHARD_END: Final = Position(_SHARD_END)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """What a table stores for a shard. `StoredPosition()`: nothing yet.
+
+    Attributes:
+        number: How many times the position was set. It never falls.
+        position: Position of the last row (inclusive). None: no row of the shard is in the table,
+            or a seek has removed the position.
+        ended: Whether the shard takes no more rows.
+    """
+
+    number: int = 0
+    position: Position | None = None
+    ended: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the table has a position or an end of the shard."""
+        return self.position is not None or self.ended
+
+    def moved(self, position: Position | None, *, ended: bool = False) -> StoredPosition:
+        """Return what the table stores after a commit that sets this position (inclusive).
+
+        Args:
+            position: The new position.
+            ended: Whether the shard takes no more rows.
+        """
+        return StoredPosition(self.number + 1, position, ended)
+
+
+NOTHING_STORED = StoredPosition()
+"""What a table stores for a shard that it does not know."""

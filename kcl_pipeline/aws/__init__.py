@@ -32,9 +32,9 @@ from kcl_pipeline.aws.configs import (
     without_proxy,
 )
 from kcl_pipeline.aws.credentials import botocore_session
+from kcl_pipeline.aws_calls import limit_bodies
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.deadline import limit_bodies
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import without_credentials, wrong
 

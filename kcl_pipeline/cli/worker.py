@@ -34,7 +34,7 @@ from kcl_pipeline.leases.application import Pause
 from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
-from kcl_pipeline.worker.calls import StoppedWhileRetryingError
+from kcl_pipeline.threads import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker_status import WorkerStatus
 

@@ -54,14 +54,13 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import DeadLettersUnreadable
 from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE
 from kcl_pipeline.leases.application import ReplayRecord
-from kcl_pipeline.leases.codec import MAX_MILLIS
 from kcl_pipeline.leases.layout import ensure_client_version
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.leases.row import MAX_MILLIS
+from kcl_pipeline.position import NOTHING_STORED, TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.sinks.sink import FileKeepingSink, Positions, Sink
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.text import counted, printable
+from kcl_pipeline.threads import RetryPolicy, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.batch_runner import WriteSteps
-from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.failures import (
     FailureLimits,
     IsolationStoppedError,

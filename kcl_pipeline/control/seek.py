@@ -29,10 +29,17 @@ from kcl_pipeline.leases.application import ApplicationRecord, Control, streams_
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
-from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.position import (
+    AT_TIMESTAMP,
+    LATEST,
+    NOTHING_STORED,
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    StoredPosition,
+)
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.sinks.sink import Positions, Sink, shard_key
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.text import counted, in_utc, printable
 
 # -- 1. the wanted position

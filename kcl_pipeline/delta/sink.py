@@ -35,10 +35,9 @@ from kcl_pipeline.delta.results import (
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.events import EventSink, TableRestored, ignore_events
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.announcements import AnnouncementStore
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import MAX_ATTEMPTS, TableSink, backoff_seconds
 
 __all__ = ["DeadLetterTable", "DeltaCommitter", "DeltaSink", "DeltaTableLog", "is_batch_file"]

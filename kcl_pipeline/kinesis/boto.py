@@ -23,10 +23,17 @@ import urllib3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ClientError, HTTPClientError
 
-from kcl_pipeline.aws_errors import aws_errors, translated
+from kcl_pipeline.aws_calls import (
+    BODY_SECONDS,
+    DEADLINES,
+    aws_errors,
+    limit_bodies,
+    read_body,
+    socket_of,
+    translated,
+)
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
-from kcl_pipeline.deadline import BODY_SECONDS, DEADLINES, limit_bodies, read_body, socket_of
 from kcl_pipeline.errors import (
     AwsError,
     ExpiredIteratorError,

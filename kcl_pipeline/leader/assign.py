@@ -26,8 +26,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final, Literal
 
-from kcl_pipeline.changes import LastChanges
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.clock import Clock, LastChanges
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import (
     STREAM_OPERATIONS,
@@ -78,9 +77,8 @@ from kcl_pipeline.leases.application import (
     RecordedStream,
     successor,
 )
-from kcl_pipeline.leases.codec import LEADER_KEY
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable
-from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
+from kcl_pipeline.leases.row import LEADER_KEY, BadRow, Lease, RejectedRows
 from kcl_pipeline.leases.workers import WorkerListing, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.planning import strategies

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
 
-from kcl_pipeline.changes import LastChanges
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.clock import Clock, LastChanges
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import (

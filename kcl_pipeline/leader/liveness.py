@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.changes import LastChanges
+from kcl_pipeline.clock import LastChanges
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.row import BadRow, Lease
 from kcl_pipeline.leases.workers import WorkerMetrics

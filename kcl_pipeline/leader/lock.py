@@ -9,13 +9,12 @@ from dataclasses import replace
 from random import Random
 from typing import Final, TypeVar
 
-from kcl_pipeline.changes import LastChanges
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.clock import Clock, LastChanges
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
 from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
 from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRejected
-from kcl_pipeline.leases.codec import LEADER_KEY
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock, UnreadableLock
+from kcl_pipeline.leases.row import LEADER_KEY
 from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.threads import Spawn
 

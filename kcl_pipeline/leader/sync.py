@@ -83,9 +83,8 @@ from kcl_pipeline.planning.shard_sync import (
     with_times_of_parents,
 )
 from kcl_pipeline.planning.stored_shards import finished_shards, leases_with_stored
-from kcl_pipeline.position import LATEST, TRIM_HORIZON
+from kcl_pipeline.position import LATEST, TRIM_HORIZON, StoredPosition
 from kcl_pipeline.shards import Shard, StreamId
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.worker_status import UnavailableStream
 
 _RETRY_SECONDS: Final = 10.0

@@ -21,16 +21,16 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.config.shard_sync import InitialPosition, ShardSyncSettings
 from kcl_pipeline.errors import OtherApplicationError, SettingsError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
-from kcl_pipeline.leases.codec import (
+from kcl_pipeline.leases.row import (
     MAX_COUNTER,
     MAX_KEY_BYTES,
     MAX_LONG,
     MAX_MILLIS,
     Document,
+    Lease,
     checked_name,
     string,
 )
-from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.text import counted, printable

@@ -27,7 +27,8 @@ from kcl_pipeline.leases.application import (
     application_text,
     control_of,
 )
-from kcl_pipeline.leases.codec import (
+from kcl_pipeline.leases.row import (
+    ENTITY_TYPE,
     LEADER_KEY,
     MAX_KEY_BYTES,
     MIGRATION_KEY,
@@ -42,7 +43,6 @@ from kcl_pipeline.leases.codec import (
     string,
     text_of,
 )
-from kcl_pipeline.leases.row import ENTITY_TYPE
 from kcl_pipeline.leases.store import (
     Absent,
     AttributeValue,

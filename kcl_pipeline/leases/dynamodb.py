@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from kcl_pipeline.aws_errors import aws_errors
+from kcl_pipeline.aws_calls import aws_errors
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, TableSettings
 from kcl_pipeline.errors import (
@@ -24,10 +24,19 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.codec import COORDINATOR_KEYS, MIGRATION_KEY, text_of
 from kcl_pipeline.leases.deletion import Presence, TableFound
 from kcl_pipeline.leases.layout import Layout, Tables, TableUse, open_rows
-from kcl_pipeline.leases.row import CHECKPOINT, COUNTER, ENTITY_TYPE, LEASE_KEY, OWNER, is_lease
+from kcl_pipeline.leases.row import (
+    CHECKPOINT,
+    COORDINATOR_KEYS,
+    COUNTER,
+    ENTITY_TYPE,
+    LEASE_KEY,
+    MIGRATION_KEY,
+    OWNER,
+    is_lease,
+    text_of,
+)
 from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,

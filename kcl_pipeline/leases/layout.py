@@ -33,17 +33,19 @@ from kcl_pipeline.errors import (
     UnavailableError,
     UnreadableRowError,
 )
-from kcl_pipeline.leases.codec import (
+from kcl_pipeline.leases.coordinator import HISTORY_LENGTH, CoordinatorStateTable, MigrationState
+from kcl_pipeline.leases.row import (
     COORDINATOR_KEYS,
+    COUNTER,
+    ENTITY_TYPE,
     LEADER_KEY,
+    LEASE_ENTITY,
     MIGRATION_KEY,
     TABLE_MIGRATION_KEY,
     int_of,
     string,
     text_of,
 )
-from kcl_pipeline.leases.coordinator import HISTORY_LENGTH, CoordinatorStateTable, MigrationState
-from kcl_pipeline.leases.row import COUNTER, ENTITY_TYPE, LEASE_ENTITY
 from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from kcl_pipeline.position import NOTHING_STORED, StoredPosition
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Sink, shard_key
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 StoredShards = Callable[[StreamId, Iterable[str]], Mapping[str, StoredPosition]]
 """Returns what the table stores for shards of a stream, without those that it does not know.

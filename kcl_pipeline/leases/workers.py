@@ -9,11 +9,13 @@ from functools import partial
 from typing import Annotated, Final
 
 from kcl_pipeline.errors import NotFoundError, UnreadableRowError, WorkerIdTakenError
-from kcl_pipeline.leases.codec import (
+from kcl_pipeline.leases.row import (
+    ENTITY_TYPE,
     MAX_KEY_BYTES,
     MAX_MILLIS,
     REQUIRED,
     Attribute,
+    BadRow,
     RowCodec,
     a_name,
     a_whole,
@@ -24,12 +26,12 @@ from kcl_pipeline.leases.codec import (
     map_of,
     name_of,
     number,
+    read_rows,
     readable,
     required,
     string,
     text_of,
 )
-from kcl_pipeline.leases.row import ENTITY_TYPE, BadRow, read_rows
 from kcl_pipeline.leases.store import (
     AbsentOrEquals,
     AttributeValue,

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.leases import row as rows
-from kcl_pipeline.leases.codec import number, string, string_set, text_of
 from kcl_pipeline.leases.row import (
     LEASE_ROW,
     BadRow,
@@ -30,7 +29,11 @@ from kcl_pipeline.leases.row import (
     is_lease,
     lease_from_item,
     lease_to_item,
+    number,
     read_rows,
+    string,
+    string_set,
+    text_of,
 )
 from kcl_pipeline.leases.store import (
     Absent,

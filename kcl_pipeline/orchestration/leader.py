@@ -20,8 +20,7 @@ import dagster as dg
 from dagster import DagsterRunStatus
 
 from kcl_pipeline.batch import dead_letter_address
-from kcl_pipeline.changes import LastChanges
-from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.clock import Clock, LastChanges, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError, UnreadableRowError
 from kcl_pipeline.events import Event

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import dagster as dg
 
-from kcl_pipeline.changes import LastChanges
+from kcl_pipeline.clock import LastChanges
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.workers import WorkerMetrics

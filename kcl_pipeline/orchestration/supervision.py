@@ -15,7 +15,7 @@ import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus, DefaultRunLauncher
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kcl_pipeline.changes import LastChanges
+from kcl_pipeline.clock import LastChanges
 from kcl_pipeline.leases.row import BadRow, Lease
 from kcl_pipeline.leases.workers import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.orchestration.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names

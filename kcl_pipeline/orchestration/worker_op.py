@@ -43,7 +43,7 @@ from kcl_pipeline.orchestration.runs import final_metadata, period_text
 from kcl_pipeline.orchestration.specs import OutputTable, column_lineage
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
-from kcl_pipeline.worker.calls import StoppedWhileRetryingError
+from kcl_pipeline.threads import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from kcl_pipeline.config import InitialPosition
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.shard_sync import creation_order, is_begun, new_lease
-from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
+from kcl_pipeline.position import AT_TIMESTAMP, NOTHING_STORED, TRIM_HORIZON, StoredPosition
 from kcl_pipeline.shards import Shard, StreamId
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 
 def leases_with_stored(

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import StoredPosition
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

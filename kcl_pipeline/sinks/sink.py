@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import Written
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.position import StoredPosition
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.stored import StoredPosition
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ import pyarrow as pa
 from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.position import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.announcements import AnnouncedBatch, AnnouncementStore, share_of_names
 from kcl_pipeline.sinks.log import Head, Log
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 MAX_ATTEMPTS: Final = 200
 _BACKOFF_SECONDS: Final = 0.004
@@ -263,9 +263,10 @@ class TableSink:
             commit.suspects = ()
             self._pace.lost(1 + len(others))
             return None, now
-        if store is not None:
+        self._withdraw(commit)
+        if store is not None and others:
             store.remove(others)
-            self._withdraw(commit)
+        if store is not None and commit.suspects:
             store.reject((one.name for one in commit.suspects), _SUSPECT)
         self._pace.landed(1 + len(others))
         self._head = None  # It is not the newest one any more, and may be a copy.

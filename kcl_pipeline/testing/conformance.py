@@ -22,10 +22,9 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, DataFile, Written
 from kcl_pipeline.errors import SinkError, TableMismatchError, TransformFailedError
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.log import Head, Log
 from kcl_pipeline.sinks.sink import CommitOutcome, Sink
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("text", pa.string())])

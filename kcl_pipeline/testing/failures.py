@@ -12,8 +12,8 @@ import pyarrow as pa
 from kcl_pipeline.batch import Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError, SettingsError, SinkError, UnavailableError
+from kcl_pipeline.position import StoredPosition
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 
 SINK_CALLS: Final = ("ensure", "positions", "commit", "write_dead_letters")

@@ -23,9 +23,8 @@ from typing import Any, Final, TypeVar
 
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFoundError
-from kcl_pipeline.leases.codec import text_of
 from kcl_pipeline.leases.dynamodb import PageRetry
-from kcl_pipeline.leases.row import OWNER
+from kcl_pipeline.leases.row import OWNER, text_of
 from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,

@@ -46,7 +46,14 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.position import (
+    LATEST,
+    NOTHING_STORED,
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    StoredPosition,
+)
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import (
@@ -56,9 +63,13 @@ from kcl_pipeline.sinks.sink import (
     Sink,
     shard_key,
 )
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
-from kcl_pipeline.threads import MapCallable, serial_map
-from kcl_pipeline.worker.calls import RetryPolicy, StoppedWhileRetryingError, retry_transient
+from kcl_pipeline.threads import (
+    MapCallable,
+    RetryPolicy,
+    StoppedWhileRetryingError,
+    retry_transient,
+    serial_map,
+)
 
 COMMIT: Final = RetryPolicy(
     120.0,

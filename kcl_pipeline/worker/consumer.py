@@ -55,11 +55,10 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
-from kcl_pipeline.position import SHARD_END, Position
+from kcl_pipeline.position import SHARD_END, Position, StoredPosition
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.shards import ChildShard, StreamId
 from kcl_pipeline.sinks.sink import Positions
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.threads import MapCallable, serial_map
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.commit import ProgressStore, ShardProgress

@@ -18,8 +18,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
-from kcl_pipeline.threads import Due
-from kcl_pipeline.worker.calls import InFlight, attempt
+from kcl_pipeline.threads import Due, InFlight, attempt
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources import BatchSource
 from kcl_pipeline.worker.watchdog import Watchdog

@@ -31,8 +31,8 @@ from kcl_pipeline.leases.identity_check import check_application, check_leases, 
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.threads import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.unexpected import described
-from kcl_pipeline.worker.calls import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.dependencies import OpenedApplication, WorkerDependencies
 
 

@@ -21,8 +21,7 @@ from typing import Final, Protocol, runtime_checkable
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
-from kcl_pipeline.changes import Lasting
-from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.clock import Clock, Lasting, StopSignal
 from kcl_pipeline.events import (
     AwsTrouble,
     BatchCommitted,

@@ -33,9 +33,14 @@ from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.sinks.sink import CheckedSink
-from kcl_pipeline.threads import Background
+from kcl_pipeline.threads import (
+    Background,
+    CurrentStop,
+    Pools,
+    StoppedWhileRetryingError,
+    retry_transient,
+)
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.calls import CurrentStop, Pools, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import LeaseStreams, Lifecycle
 from kcl_pipeline.worker.dependencies import (

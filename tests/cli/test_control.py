@@ -10,7 +10,7 @@ from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.leases.application import ApplicationIdentity, Pause
 from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
-from kcl_pipeline.worker.calls import StoppedWhileRetryingError
+from kcl_pipeline.threads import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 from tests.support.cli_fleet import run, run_json

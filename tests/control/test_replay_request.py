@@ -8,7 +8,7 @@ from kcl_pipeline.control.operations import ReplayRequest
 from kcl_pipeline.control.replay import check_options, replay_id_of, replay_record
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.leases.application import ReplayRecord
-from kcl_pipeline.leases.codec import MAX_MILLIS
+from kcl_pipeline.leases.row import MAX_MILLIS
 
 NOW = 1_000_000.0
 

@@ -19,9 +19,9 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.kinesis.fan_out.removal import RegisteredConsumer
 from kcl_pipeline.leases.application import Pause
-from kcl_pipeline.leases.codec import string
 from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.deletion import Presence, TableFound
+from kcl_pipeline.leases.row import string
 from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.testing.sink import MemoryTable
 from tests.support.layouts import LayoutWorld

@@ -9,8 +9,7 @@ import pytest
 from kcl_pipeline.control.seek import Seeking, seek_target
 from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.events import ShardPaused
-from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import Position, StoredPosition
 from kcl_pipeline.testing.sink import LogEntry, SinkFault
 from tests.control.test_seek import batch, counts, seeking, sought, three_batches
 from tests.support.operator_world import OperatorWorld

@@ -17,10 +17,9 @@ from kcl_pipeline.delta.files import ArrowBatchWriter, unique_name
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.delta.storage import LocalStorage, open_storage
 from kcl_pipeline.events import AnnouncementRejected
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import Position, StoredPosition
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, AnnouncementStore
 from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import CommitPace, TableSink
 from kcl_pipeline.testing.sink import MemoryLog, MemoryTable
 from tests.support import announcing

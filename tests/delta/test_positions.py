@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.sink import position_transactions, stored_position, transaction_names
 from kcl_pipeline.errors import SinkError, TableMismatchError
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import NOTHING_STORED, TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, decoded, encoded
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from tests.delta.test_sink_behaviour import KEY, OTHER, SCHEMA
 from tests.support.delta_tables import committer
 

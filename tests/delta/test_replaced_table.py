@@ -11,9 +11,8 @@ import pytest
 from kcl_pipeline.batch import Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position
 from kcl_pipeline.sinks.sink import Positions
-from kcl_pipeline.sinks.stored import NOTHING_STORED
 from tests.support.delta_tables import Entry, commit_entries, entry_of
 
 KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/a"

@@ -14,9 +14,8 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
 from tests.support.delta_tables import Entry, commit_entries, entry_of
 

@@ -19,7 +19,7 @@ from kcl_pipeline.delta.log import entry_path
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import StoredPosition
 from tests.support.delta_tables import (
     NoWait,
     commit_entries,

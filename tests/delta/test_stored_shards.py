@@ -5,10 +5,9 @@ import pyarrow as pa
 from kcl_pipeline.batch import NOTHING_WRITTEN, Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import shard_key
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from tests.support.delta_tables import commit_entries, entry_of
 
 STREAM = StreamId("s", arn="arn:aws:kinesis:eu-west-1:1:stream/s", created_millis=17_000)

@@ -12,10 +12,10 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import HTTPClientError
 
-from kcl_pipeline import deadline
+from kcl_pipeline import aws_calls
+from kcl_pipeline.aws_calls import Deadlines, limit_bodies
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
-from kcl_pipeline.deadline import Deadlines, limit_bodies
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.kinesis.boto import BotoKinesis
 from kcl_pipeline.shards import StreamId
@@ -71,7 +71,7 @@ def client_of(service: str, endpoint: str):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(aws_calls, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr("kcl_pipeline.kinesis.boto.BODY_SECONDS", 0.3)
 
 
@@ -105,7 +105,7 @@ LARGE = (
 def test_a_body_over_the_limit_is_given_up_without_being_read(
     service: str, head: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadline, "MAX_BODY_BYTES", 3_000)
+    monkeypatch.setattr(aws_calls, "MAX_BODY_BYTES", 3_000)
     with serving(head, b"\r\n3e8\r\n" + b" " * 1_000) as endpoint:
         client = client_of(service, endpoint)
         if service == "kinesis":

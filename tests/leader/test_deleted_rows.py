@@ -10,9 +10,8 @@ from kcl_pipeline.errors import SinkError, ThrottledError
 from kcl_pipeline.events import LeadershipLost, LeasesCreated, RecordsLost
 from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
+from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
 

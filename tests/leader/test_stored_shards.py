@@ -3,8 +3,7 @@
 import pytest
 
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position, StoredPosition
 from tests.leader.test_application import create_again
 from tests.support.leader_world import World, settled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import botocore.exceptions as botocore
 import pytest
 
-from kcl_pipeline.aws_errors import translated
+from kcl_pipeline.aws_calls import translated
 from kcl_pipeline.error_codes import CODES
 from kcl_pipeline.errors import (
     AccessDeniedError,

@@ -3,7 +3,7 @@
 import botocore.exceptions as botocore
 import pytest
 
-from kcl_pipeline.aws_errors import translated
+from kcl_pipeline.aws_calls import translated
 from kcl_pipeline.config import LeaseSettings, TableSettings
 from kcl_pipeline.errors import (
     AccessDeniedError,

@@ -6,9 +6,14 @@ import pytest
 
 from kcl_pipeline.config import LeaderSettings
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.codec import MAX_COUNTER, MAX_RELATED_SHARDS
 from kcl_pipeline.leases.coordinator import lock_from_item
-from kcl_pipeline.leases.row import MAX_THROUGHPUT_KBPS, lease_from_item, lease_to_item
+from kcl_pipeline.leases.row import (
+    MAX_COUNTER,
+    MAX_RELATED_SHARDS,
+    MAX_THROUGHPUT_KBPS,
+    lease_from_item,
+    lease_to_item,
+)
 from kcl_pipeline.leases.workers import worker_from_item
 from kcl_pipeline.text import printable
 

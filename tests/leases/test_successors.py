@@ -7,7 +7,7 @@ import threading
 import botocore.exceptions as botocore
 import pytest
 
-from kcl_pipeline.aws_errors import translated
+from kcl_pipeline.aws_calls import translated
 from kcl_pipeline.errors import (
     AccessDeniedError,
     InvalidRequestError,

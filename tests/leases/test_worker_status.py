@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.capacity import size_of
-from kcl_pipeline.leases.codec import string
+from kcl_pipeline.leases.row import string
 from kcl_pipeline.leases.workers import STATUS, WorkerMetrics, worker_attributes
 from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
 from kcl_pipeline.version import __version__

@@ -4,9 +4,15 @@ import pytest
 
 from kcl_pipeline.planning.shard_sync import new_lease
 from kcl_pipeline.planning.stored_shards import leases_with_stored
-from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.position import (
+    AT_TIMESTAMP,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    StoredPosition,
+)
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
-from kcl_pipeline.sinks.stored import StoredPosition
 
 STREAM = StreamId("s")
 A, B, C, D, E = (f"shardId-{number:012}" for number in range(5))

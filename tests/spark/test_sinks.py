@@ -21,10 +21,9 @@ from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.foreach import BatchIdentity, ForeachBatchSink
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import NOTHING_STORED, TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import FOLDER
 from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.stored import NOTHING_STORED
 from kcl_pipeline.spark.foreach import ForeachBatch
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.testing.conformance import FunctionUnderTest, SinkCase, at_least_once_cases

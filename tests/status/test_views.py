@@ -18,8 +18,8 @@ from kcl_pipeline.cli import app
 from kcl_pipeline.errors import AwsError, ThrottledError
 from kcl_pipeline.events import LossReason, RecordsLost, TableRestored
 from kcl_pipeline.leases.application import ApplicationIdentity, Loss, Pause
-from kcl_pipeline.leases.codec import string
 from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import string
 from kcl_pipeline.leases.workers import WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.orchestration import checks as checks_module

@@ -20,9 +20,8 @@ from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.sink import DeadLetterTable, DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage import Storage
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.sink import CommitOutcome, Sink
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 
 
 class NoWait:

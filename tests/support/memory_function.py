@@ -11,8 +11,8 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
+from kcl_pipeline.position import StoredPosition
 from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, LogEntry, MemoryTable, SinkFault
 
 _NO_BATCH = Batch("", (), pa.table({}))

@@ -12,8 +12,7 @@ from benchmarks.commits import repeated
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.position import Position
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import Position, StoredPosition
 
 SCHEMA = pa.schema([("id", pa.int64())])
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.sinks.stored import NOTHING_STORED
+from kcl_pipeline.position import NOTHING_STORED
 from tests.support.delta_tables import Committer, entry
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -12,9 +12,8 @@ from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import NOTHING_STORED, TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry, MemoryTable
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease

@@ -16,10 +16,9 @@ from kcl_pipeline.leases import writes as lease_rows
 from kcl_pipeline.leases.held import Held, HeldLeases, Progress
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import LeaseTable
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.sinks.table import TableSink
 from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease

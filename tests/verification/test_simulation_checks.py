@@ -9,8 +9,14 @@ import pytest
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import (
+    AT_TIMESTAMP,
+    LATEST,
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    StoredPosition,
+)
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease

@@ -21,10 +21,16 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, BatchRefused
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.position import (
+    LATEST,
+    NOTHING_STORED,
+    SHARD_END,
+    TRIM_HORIZON,
+    Position,
+    StoredPosition,
+)
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import shard_key
-from kcl_pipeline.sinks.stored import NOTHING_STORED, StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, SinkFault
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import LeaderElected, LeaseMoved
 from kcl_pipeline.leader.kcl2 import TAKE_AND_STEAL
-from kcl_pipeline.leases.codec import LEADER_KEY
+from kcl_pipeline.leases.row import LEADER_KEY
 from kcl_pipeline.worker.worker import Worker
 from tests.support.worker_world import World, numbered
 

@@ -5,8 +5,7 @@ import pytest
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import AwsTrouble, LeaseLost, ShardEnded
 from kcl_pipeline.leases.row import Lease
-from kcl_pipeline.position import SHARD_END, Position
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import SHARD_END, Position, StoredPosition
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState

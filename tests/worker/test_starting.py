@@ -21,7 +21,7 @@ from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.worker.calls import (
+from kcl_pipeline.threads import (
     START_UP,
     StoppedWhileRetryingError,
     retry_transient,

@@ -15,9 +15,8 @@ from kcl_pipeline.leases import row as rows
 from kcl_pipeline.leases.row import Lease, lease_from_item, lease_to_item
 from kcl_pipeline.leases.store import ConditionCheck
 from kcl_pipeline.leases.writes import LeaseSeek
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.sinks.sink import shard_key
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import InMemorySink, LogEntry, MemoryTable
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ShardConsumer

@@ -18,8 +18,7 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.tables import create_lease
-from kcl_pipeline.threads import DaemonPool
-from kcl_pipeline.worker.calls import InFlight
+from kcl_pipeline.threads import DaemonPool, InFlight
 from tests.support.worker_world import World, numbered
 
 BAD = "shardId-000000000001"

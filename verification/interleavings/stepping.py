@@ -9,8 +9,8 @@ from typing import Final
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import ThrottledError, UnavailableError
+from kcl_pipeline.position import StoredPosition
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.interleavings.explorer import Turns

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.aws import AwsClients
-from kcl_pipeline.aws_errors import aws_errors
+from kcl_pipeline.aws_calls import aws_errors
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import (
     AccessDeniedError,

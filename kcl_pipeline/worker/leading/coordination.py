@@ -12,8 +12,7 @@ from kcl_pipeline.leader.kcl2 import (
     workers_take_leases,
 )
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.threads import MapCallable
-from kcl_pipeline.worker.calls import attempt
+from kcl_pipeline.threads import MapCallable, attempt
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.leading.standby import StandbyLeader
 from kcl_pipeline.worker.start import DeletedTables

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.changes import LastChanges, Lasting
+from kcl_pipeline.clock import LastChanges, Lasting
 from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
 from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers, StreamUnavailable

@@ -9,8 +9,7 @@ from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
-from kcl_pipeline.threads import MapCallable
-from kcl_pipeline.worker.calls import Pools, attempt
+from kcl_pipeline.threads import MapCallable, Pools, attempt
 from kcl_pipeline.worker.consumer import Lifecycle
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 

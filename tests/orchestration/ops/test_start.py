@@ -11,7 +11,7 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.worker.calls import StoppedWhileRetryingError
+from kcl_pipeline.threads import StoppedWhileRetryingError
 
 
 def test_a_stop_ends_the_wait_for_throttled_tables(tmp_path):

@@ -7,8 +7,8 @@ from typing import Final
 
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.codec import LEADER_KEY
 from kcl_pipeline.leases.coordinator import LeaderLock
+from kcl_pipeline.leases.row import LEADER_KEY
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from verification.simulation.checks.leases import BrokenInvariantError
 from verification.simulation.scenario import LOCK_SECONDS

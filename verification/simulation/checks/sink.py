@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.sinks.stored import StoredPosition
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.testing.sink import LogEntry
 from verification.simulation.checks.leases import BrokenInvariantError, LeaseChecks, sibling
 from verification.simulation.environment.streams import Generation

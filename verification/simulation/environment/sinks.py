@@ -12,8 +12,8 @@ from kcl_pipeline.batch import Batch, BatchWriter, DataFile, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
+from kcl_pipeline.position import StoredPosition
 from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.stored import StoredPosition
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
 from verification.simulation.checks.sink import Begun, Checks, is_seek
 from verification.simulation.environment.calls import Calls
