@@ -26,8 +26,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.replay_server import answer_records, replay_server, sequence_number
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.spark.data_source.options import parse_options

@@ -25,10 +25,10 @@ import urllib3
 from botocore.config import Config
 
 from benchmarks.replay_server import JSON, SIZES, answer_records, replay_server
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.kinesis.boto import BodyFormat, BotoKinesis
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.shards import StreamId
 
 STREAM = StreamId("orders")

@@ -33,10 +33,16 @@ from typing import Any, Final
 import psutil
 import pyarrow as pa
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, ShardRange
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    RECORD_SCHEMA,
+    Batch,
+    BatchWriter,
+    Chunk,
+    payload_bytes,
+)
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.delta.files import ArrowBatchWriter
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures import FailureLimits
@@ -64,8 +70,9 @@ class Result:
 def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) -> Result:
     """Write one batch with `bad` records that fail, chosen at random."""
     chosen = frozenset(random.Random(seed).sample(range(records), bad))
-    ranges = (ShardRange("shard-0", TRIM_HORIZON, Position(str(records)), records),)
-    batch = Batch("b", ranges, _records(records, chosen))
+    table = _records(records, chosen)
+    part = Chunk("shard-0", table, TRIM_HORIZON, Position(str(records)), payload_bytes(table))
+    batch = Batch("b", (part,), table)
     with tempfile.TemporaryDirectory() as folder:
         splitter = WriteSteps(
             _writer(session, transform, folder),

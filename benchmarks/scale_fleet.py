@@ -15,16 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.capacity import Meter, MeteredStore
+from kcl_pipeline.batch import NO_RECORDS, RECORD_SCHEMA
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.events import CycleFailed, Event
-from kcl_pipeline.kinesis.client import (
-    NO_RECORDS,
-    RECORD_SCHEMA,
-    IteratorType,
-    LatestIterator,
-    RecordsPage,
-    ShardFilterType,
-)
+from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.coordinator import LOCK_VERSION, CoordinatorStateTable

@@ -13,7 +13,7 @@ from kcl_pipeline.version import __version__
 
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients, SessionOptions
-    from kcl_pipeline.batch import ShardRange
+    from kcl_pipeline.batch import RECORD_SCHEMA
     from kcl_pipeline.config import ConsumerSettings
     from kcl_pipeline.delta.settings import DeltaSink
     from kcl_pipeline.errors import (
@@ -104,8 +104,7 @@ if TYPE_CHECKING:
         WorkerStopped,
         ignore_events,
     )
-    from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, ForeachBatchSink
-    from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+    from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, ForeachBatchSink, ShardRange
     from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
     from kcl_pipeline.local.shared import use_local_aws
     from kcl_pipeline.orchestration.component import KinesisPipelineComponent
@@ -291,13 +290,12 @@ __all__ = [
 _NAMES: Final = {
     "status.limits": "CheckLimits",
     "aws": "AwsClients SessionOptions",
-    "batch": "ShardRange",
+    "batch": "RECORD_SCHEMA",
     "orchestration.options": "DagsterOptions",
     "orchestration.component": "KinesisPipelineComponent",
     "config": "ConsumerSettings",
     "delta.settings": "DeltaSink",
-    "foreach": "BatchIdentity ForeachArrowSink ForeachBatchSink",
-    "kinesis.client": "RECORD_SCHEMA",
+    "foreach": "BatchIdentity ForeachArrowSink ForeachBatchSink ShardRange",
     "local": "EmbeddedAws Fault FaultRule",
     "local.shared": "use_local_aws",
     "pipeline": "Fleet KinesisPipeline",

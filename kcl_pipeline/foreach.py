@@ -25,14 +25,14 @@ from kcl_pipeline.arguments import (
     checked_arguments,
     function_name,
 )
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, ShardRange, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.address import StorageOptions
 from kcl_pipeline.delta.settings import DeltaSink, check_address
 from kcl_pipeline.delta.sink import DeadLetterTable
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.position import NOTHING_STORED, StoredPosition
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.settings_errors import names_only, without_credentials
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
 from kcl_pipeline.transform import (
@@ -51,6 +51,28 @@ _FUNCTION: Final = "function"
 
 Rows = TypeVar("Rows")
 """What the function gets: a pyarrow Table or a Spark DataFrame."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRange:
+    """The part of one shard whose records a function gets.
+
+    Attributes:
+        lease_key: The lease of the shard.
+        after: First position (exclusive).
+        through: Last position (inclusive).
+        rows: Number of records, before the transform.
+
+    Example:
+        >>> from kcl_pipeline import BatchIdentity
+        >>> def rows_of(identity: BatchIdentity) -> dict[str, int]:
+        ...     return {one.lease_key: one.rows for one in identity.ranges}
+    """
+
+    lease_key: str
+    after: Position
+    through: Position
+    rows: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +247,11 @@ class FunctionCalls(Generic[Rows]):
         self._drop()
         self._written += 1
         name = f"kept/{self._written}"
-        self._kept = _Kept(name, rows, BatchIdentity(batch.ranges), holds)
+        ranges = tuple(
+            ShardRange(chunk.lease_key, chunk.after, chunk.through, chunk.record_count)
+            for chunk in batch.ranges
+        )
+        self._kept = _Kept(name, rows, BatchIdentity(ranges), holds)
         return DataFile(name, batch.records.nbytes, count)
 
     def ensure(self, schema: pa.Schema) -> None:

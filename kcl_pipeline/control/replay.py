@@ -27,9 +27,10 @@ from kcl_pipeline.aws import delete_tables, open_kinesis, open_tables
 from kcl_pipeline.batch import (
     NOTHING_WRITTEN,
     Batch,
-    ShardRange,
+    Chunk,
     Written,
     dead_letter_address,
+    payload_bytes,
 )
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.control.application import is_held
@@ -761,7 +762,7 @@ def _batch(plan: ReplayPlan, number: int) -> Batch:
     records: pa.Table = _letters_of(plan).read(*plan.chunks[number])
     last = records.slice(records.num_rows - 1).to_pylist()[0]
     through = Position(last["sequence_number"], last["sub_sequence_number"])
-    part = ShardRange(KEY, TRIM_HORIZON, through, rows=records.num_rows)
+    part = Chunk(KEY, records, TRIM_HORIZON, through, payload_bytes(records))
     return Batch(f"{plan.name}/{number}", (part,), records)
 
 

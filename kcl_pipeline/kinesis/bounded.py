@@ -15,8 +15,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kcl_pipeline.batch import payload_bytes
 from kcl_pipeline.kinesis.boto import BotoKinesis
-from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RecordsPage, payload_bytes
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RecordsPage
 from kcl_pipeline.shards import StreamId
 
 MOST_BEHIND_MILLIS: Final = 3_600_000

@@ -23,9 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pybase64
 
+from kcl_pipeline.batch import RECORD_SCHEMA, Chunk, payload_bytes
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import AggregatesRejected
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk, RecordsPage, payload_bytes
+from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.position import MAX_SEQUENCE_NUMBER_DIGITS, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard, HashKeyRange, Shard
 

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kcl_pipeline.batch import Chunk, payload_bytes
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import BatchSettings, RetrievalSettings
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import AwsTrouble, Event, EventSink, ReadFinished
-from kcl_pipeline.kinesis.client import Chunk, payload_bytes
 from kcl_pipeline.memory import READ_BYTES, Kind, MemoryBudget
 from kcl_pipeline.position import Position
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Written
+from kcl_pipeline.batch import NO_RECORDS, Written, data_bytes, sampled_arrivals
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import (
@@ -27,7 +27,7 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.events import AggregatesRejected
-from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient, data_bytes, sampled_arrivals
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.prefetch import MIN_CALL_SECONDS
 from kcl_pipeline.kinesis.reader import Gap, Resume, ShardReader
 from kcl_pipeline.position import Position
@@ -91,11 +91,11 @@ class FetchedShard:
         error: The error that stopped reading. The other attributes describe the range before it.
         throttled: Whether the error is throttling.
         not_found: The service does not know the stream, the shard or the position.
-        lost: The stream does not list the shard any more (see `client.Chunk`). Set by the driver.
+        lost: The stream does not list the shard any more (see `batch.Chunk`). Set by the driver.
         rejected: KPL aggregates that were not de-aggregated.
         gap: The first gap of records that may have left retention.
         keyless: Whether a record has no partition key.
-        oldest_at: See `client.Chunk`. Set by the driver.
+        oldest_at: See `batch.Chunk`. Set by the driver.
     """
 
     lease_key: str

@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from kcl_pipeline.batch import NO_RECORDS, Chunk, payload_bytes
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import (
@@ -19,15 +20,7 @@ from kcl_pipeline.errors import (
     SettingsError,
     UnavailableError,
 )
-from kcl_pipeline.kinesis.client import (
-    MIN_RETENTION_MILLIS,
-    NO_RECORDS,
-    Chunk,
-    IteratorType,
-    RecordsPage,
-    ShardClient,
-    payload_bytes,
-)
+from kcl_pipeline.kinesis.client import MIN_RETENTION_MILLIS, IteratorType, RecordsPage, ShardClient
 from kcl_pipeline.kinesis.decode import deaggregate, plain_chunk
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck

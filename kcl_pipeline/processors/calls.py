@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kcl_pipeline.arguments import checked_arguments, function_name
-from kcl_pipeline.batch import Batch, DataFile, ShardRange, Written
+from kcl_pipeline.batch import Batch, Chunk, DataFile, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.events import EventSink, ProcessorCalled, RecordsDeadLettered
@@ -395,18 +394,16 @@ class ProcessorCalls:
 
     def _commit(self, batch: Batch) -> None:
         """Deliver a batch, unless its deliveries run or have ended: a part is committed again."""
-        ends = list(accumulate((part.rows or 0 for part in batch.ranges), initial=0))
         lag, begun = self._lag(), []
-        shards: list[tuple[ShardRange, _ShardState]] = []
-        for part, end in zip(batch.ranges, ends, strict=False):
+        shards: list[tuple[Chunk, _ShardState]] = []
+        for part in batch.ranges:
             shard = self._shards.get(part.lease_key)
             if shard is None:
                 continue
             shards.append((part, shard))
             if shard.delivery is None or shard.delivery.through != part.through:
-                rows = batch.records.slice(end, part.rows or 0)
                 millis = lag.get(part.lease_key)
-                call = partial(self._deliver, shard, part.through, rows, millis)
+                call = partial(self._deliver, shard, part.through, part.records, millis)
                 shard.called_at = self._clock.monotonic()
                 shard.delivery = _Delivery(part.through, shard.thread.add(call))
                 begun.append(shard.delivery.outcome)
@@ -449,7 +446,7 @@ class ProcessorCalls:
         call = partial(self._process, shard, [], shard.delivered, lag_millis)
         self._call_logged("process_records without records", shard, call)
 
-    def _outcome_of(self, part: ShardRange, shard: _ShardState) -> Exception | None:
+    def _outcome_of(self, part: Chunk, shard: _ShardState) -> Exception | None:
         delivery = shard.delivery
         if delivery is None:
             return None

@@ -26,17 +26,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter
+from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, Batch, BatchWriter
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
 from kcl_pipeline.events import RecordsDeadLettered, ShardPaused, ShardResumed
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
@@ -44,21 +43,17 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 def records_of(batch: Batch, lease_keys: Collection[str]) -> pa.Table:
     """Return the rows of a batch that belong to these leases, in the order of the batch.
 
-    The number of rows of each range decides. The columns `stream` and `shard_id` do not: two
-    leases of a worker can have the same values, if one of them is of a former stream.
+    The ranges decide. The columns `stream` and `shard_id` do not: two leases of a worker can have
+    the same values, if one of them is of a former stream.
 
     Raises:
         ValueError: The ranges have another number of rows than the batch.
     """
     records = batch.records
-    ends = list(accumulate((part.rows or 0 for part in batch.ranges), initial=0))
-    if ends[-1] != records.num_rows:
-        raise ValueError(f"{batch.batch_id} has {records.num_rows} rows, not {ends[-1]}")
-    found = [
-        records.slice(end, part.rows or 0)
-        for part, end in zip(batch.ranges, ends, strict=False)
-        if part.lease_key in lease_keys
-    ]
+    total = sum(part.record_count for part in batch.ranges)
+    if total != records.num_rows:
+        raise ValueError(f"{batch.batch_id} has {records.num_rows} rows, not {total}")
+    found = [part.records for part in batch.ranges if part.lease_key in lease_keys]
     return pa.concat_tables(found) if found else records.slice(0, 0)
 
 
@@ -642,7 +637,7 @@ def _without_rows(
     ranges = zip(batch.ranges, kept, strict=True)
     return replace(
         batch,
-        ranges=tuple(replace(part, rows=records.num_rows) for part, records in ranges),
+        ranges=tuple(replace(part, records=records) for part, records in ranges),
         records=pa.concat_tables(kept),
         failed=failed,
     )

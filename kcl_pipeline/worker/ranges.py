@@ -13,11 +13,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import NO_RECORDS, Batch, Chunk
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES, Pace, ReadState
 from kcl_pipeline.kinesis.ranges import (
     FetchedShard,
@@ -366,7 +365,8 @@ class RangeSource:
             # The files have rows of a shard that is not in the batch. They would be duplicates.
             written = None
         ranges = tuple(
-            ShardRange(shard.lease_key, shard.after, shard.through) for shard in of_batch
+            Chunk(shard.lease_key, NO_RECORDS, shard.after, shard.through, shard.bytes)
+            for shard in of_batch
         )
         read = tuple(map(self._with_oldest, done.shards))
         return Batch(batch_id, ranges, NO_RECORDS, loaded=False, read=read, written=written)
@@ -395,7 +395,7 @@ class RangeSource:
         return replace(
             batch,
             ranges=tuple(
-                replace(part, rows=table.num_rows)
+                replace(part, records=table)
                 for part, table in zip(batch.ranges, tables, strict=True)
             ),
             records=pa.concat_tables(tables) if tables else batch.records,

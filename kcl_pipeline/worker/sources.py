@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import NO_RECORDS, Batch, Chunk
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
 from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import Held
@@ -173,19 +173,27 @@ def joined(
     A chunk must follow the committed position or the previous chunk of its lease. Otherwise it
     belongs to an earlier incarnation of the lease, and its records are not in the batch.
     """
-    tables: dict[str, list[pa.Table]] = {}
-    ranges: dict[str, ShardRange] = {}
+    parts: dict[str, list[Chunk]] = {}
     for chunk in chunks:
-        known = ranges.get(chunk.lease_key)
-        expected = known.through if known else committed.get(chunk.lease_key)
-        if expected is None or chunk.after != expected:
-            continue
-        rows = chunk.records.num_rows + ((known.rows or 0) if known else 0)
-        ranges[chunk.lease_key] = ShardRange(
-            chunk.lease_key, known.after if known else chunk.after, chunk.through, rows
-        )
-        tables.setdefault(chunk.lease_key, []).append(chunk.records)
-    moved = {key: part for key, part in ranges.items() if part.after != part.through}
-    rows = [table for key in moved for table in tables[key]]
-    records = pa.concat_tables(rows) if rows else NO_RECORDS
-    return Batch(batch_id, tuple(moved.values()), records, read=tuple(chunks))
+        known = parts.setdefault(chunk.lease_key, [])
+        expected = known[-1].through if known else committed.get(chunk.lease_key)
+        if expected is not None and chunk.after == expected:
+            known.append(chunk)
+    wholes = [_whole(part) for part in parts.values() if part]
+    ranges = tuple(whole for whole in wholes if whole.after != whole.through)
+    records = pa.concat_tables([part.records for part in ranges]) if ranges else NO_RECORDS
+    return Batch(batch_id, ranges, records, read=tuple(chunks))
+
+
+def _whole(part: Sequence[Chunk]) -> Chunk:
+    """Return chunks that follow each other as one."""
+    first = part[0]
+    if len(part) == 1:
+        return first
+    return replace(
+        part[-1],
+        records=pa.concat_tables([chunk.records for chunk in part]),
+        after=first.after,
+        bytes=sum(chunk.bytes for chunk in part),
+        oldest_at=first.oldest_at,
+    )

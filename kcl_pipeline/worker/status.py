@@ -21,12 +21,11 @@ from typing import Final
 
 import numpy as np
 
-from kcl_pipeline.batch import Batch
+from kcl_pipeline.batch import Batch, sampled_arrivals
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import (
     BatchCommitted,
 )
-from kcl_pipeline.kinesis.client import sampled_arrivals
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.processors import ProcessorCalls
 from kcl_pipeline.version import __version__

@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.table import TableMerger
 
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.delta import dead_letters as module
 from kcl_pipeline.delta.dead_letters import NO_TABLE, DeadLetterRecords, Selection, mark_records
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from tests.support.dead_letters import BASE, NOON, letter, store
 
 LATER = NOON + timedelta(hours=3)

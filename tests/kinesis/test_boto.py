@@ -12,9 +12,9 @@ import urllib3
 
 from kcl_pipeline import errors
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.kinesis.boto import account_of, receive_in_one_piece
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.position import LATEST, TRIM_HORIZON

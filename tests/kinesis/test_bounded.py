@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from kcl_pipeline.batch import RECORD_SCHEMA, payload_bytes
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.kinesis.bounded import (
     MOST_BEHIND_MILLIS,
@@ -16,7 +17,7 @@ from kcl_pipeline.kinesis.bounded import (
     is_past,
     within,
 )
-from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RECORD_SCHEMA, RecordsPage, payload_bytes
+from kcl_pipeline.kinesis.client import ARRIVAL_TOLERANCE, RecordsPage
 from kcl_pipeline.local import EmbeddedAws
 from tests.support.local_aws import ZERO, new_stream, put
 from tests.support.local_aws import client as local_client

@@ -13,8 +13,8 @@ from botocore.parsers import create_parser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.kinesis.decode import CBOR_CONTENT_TYPE, JSON_CONTENT_TYPE, decode_page, repeated
 from kcl_pipeline.shards import ChildShard, HashKeyRange
 from tests.support.examples import examples

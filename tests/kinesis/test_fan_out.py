@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from kcl_pipeline.batch import NO_RECORDS
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError
-from kcl_pipeline.kinesis.client import NO_RECORDS, RecordsPage
+from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import SubscribedShard
 from kcl_pipeline.kinesis.reader import ShardReader

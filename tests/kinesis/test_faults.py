@@ -6,9 +6,10 @@ import random
 
 import pytest
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import ExpiredIteratorError, ThrottledError, UnavailableError
-from kcl_pipeline.kinesis.client import Chunk, RecordsPage
+from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import TRIM_HORIZON, Position

@@ -14,8 +14,9 @@ from aws_kinesis_agg.deaggregator import deaggregate_records
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcl_pipeline.batch import RECORD_SCHEMA, Chunk
 from kcl_pipeline.events import AggregatesRejected
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk, RecordsPage
+from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import (
     KPL_PARTITION_KEY,
     MAGIC,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcl_pipeline.batch import Chunk, payload_bytes
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.kinesis.client import Chunk, payload_bytes
 from kcl_pipeline.kinesis.prefetch import ReadState, split
 from tests.support.examples import examples
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld, chunk_of

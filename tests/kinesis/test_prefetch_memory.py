@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.config import BatchSettings, ConsumerSettings
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.memory import READ_BYTES, MemoryBudget
 from tests.support.examples import examples
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld

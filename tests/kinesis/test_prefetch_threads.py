@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.events import Event, ReadFinished
-from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import TRIM_HORIZON, Position

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kcl_pipeline.batch import NO_RECORDS
 from kcl_pipeline.events import (
     BatchCommitted,
     ProcessorCalled,
@@ -16,7 +17,6 @@ from kcl_pipeline.events import (
     ShardResumed,
     WorkerHung,
 )
-from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason

@@ -15,12 +15,12 @@ import pytest
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
-from kcl_pipeline.batch import Batch, ShardRange, Written
+from kcl_pipeline.batch import Batch, Chunk, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
-from kcl_pipeline.foreach import BatchIdentity, ForeachBatchSink
+from kcl_pipeline.foreach import BatchIdentity, ForeachBatchSink, ShardRange
 from kcl_pipeline.position import NOTHING_STORED, TRIM_HORIZON, Position
 from kcl_pipeline.sinks.announcements import FOLDER
 from kcl_pipeline.sinks.sink import CommitOutcome
@@ -77,17 +77,13 @@ def test_vacuum_takes_old_rubbish_and_leaves_what_may_still_land(tmp_path: Path)
 
 
 def orders(*payloads: bytes) -> Batch:
-    ranges = (ShardRange("shard-1", TRIM_HORIZON, Position("7")),)
-    return Batch(
-        "b1",
-        ranges,
-        pa.table(
-            {
-                "id": pa.array(range(len(payloads)), pa.int64()),
-                "data": pa.array(payloads, pa.binary()),
-            }
-        ),
+    records = pa.table(
+        {
+            "id": pa.array(range(len(payloads)), pa.int64()),
+            "data": pa.array(payloads, pa.binary()),
+        }
     )
+    return Batch("b1", (Chunk("shard-1", records, TRIM_HORIZON, Position("7"), 0),), records)
 
 
 def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Path) -> None:
@@ -108,7 +104,7 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
     assert not each.stores_positions
     entries = [entry("shard-1", 7)]
     assert commit_entries(each, found.table_id, written_, entries) == CommitOutcome(1)
-    assert seen == [([2], BatchIdentity(batch.ranges))]
+    assert seen == [([2], BatchIdentity((ShardRange("shard-1", TRIM_HORIZON, Position("7")),)))]
     assert commit_entries(each, found.table_id, each.write(batch), entries) == CommitOutcome(2)
     assert len(seen) == 2, "at least once: a batch that is processed again is passed again"
     assert each.positions(["shard-1"]) == found

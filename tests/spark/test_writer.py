@@ -15,11 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions
 
-from kcl_pipeline.batch import Batch, BatchWriter, Written
+from kcl_pipeline.batch import RECORD_SCHEMA, Batch, BatchWriter, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import ResultMismatchError, SinkError, TransformFailedError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.executors import joined
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
 from tests.support.delta_tables import Committer, entry, seq

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import Batch, Chunk
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.row import Lease
@@ -100,7 +100,7 @@ class World:
 
     def batch(self, through: int) -> Batch:
         ranges = tuple(
-            ShardRange(key, consumer.committed, Position(str(through)))
+            Chunk(key, NO_RECORDS, consumer.committed, Position(str(through)), 0)
             for key, consumer in self.consumers.items()
         )
         return Batch(f"b{through}", ranges, NO_RECORDS)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_fan_out, open_kinesis
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.events import Event
-from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval

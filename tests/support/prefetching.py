@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from kcl_pipeline.batch import Chunk, payload_bytes
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.events import Event
-from kcl_pipeline.kinesis.client import Chunk, payload_bytes
 from kcl_pipeline.kinesis.decode import records_table
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.memory import MemoryBudget

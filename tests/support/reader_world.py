@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.config import RetrievalSettings
-from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange

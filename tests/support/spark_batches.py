@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.batch import RECORD_SCHEMA, Batch, BatchWriter
 from kcl_pipeline.spark.writer import SparkBatchWriter
 
 NOW = dt.datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=dt.UTC)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kcl_pipeline import errors
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, KinesisClient
+from kcl_pipeline.batch import RECORD_SCHEMA
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import ShiftedClock, VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import pyarrow as pa
-
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import NO_RECORDS, Batch, Chunk
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.worker.failures import without
 from kcl_pipeline.worker.sources import joined
@@ -27,8 +25,8 @@ def recorded(call, thread):
 
 
 def split_a_batch():
-    part = ShardRange("shard-0", TRIM_HORIZON, Position("1"), 0)
-    return without(Batch("b-1", (part,), pa.table({"data": []})), ["shard-0"])
+    part = Chunk("shard-0", NO_RECORDS, TRIM_HORIZON, Position("1"), 0)
+    return without(Batch("b-1", (part,), NO_RECORDS), ["shard-0"])
 
 
 def test_a_value_that_has_the_records_carries_the_batch():

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from kcl_pipeline.batch import RECORD_SCHEMA, Chunk
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, RetrievalSettings
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leases.held import HeldLeases

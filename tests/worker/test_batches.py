@@ -7,9 +7,8 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import RECORD_SCHEMA, Batch, Chunk
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
 from kcl_pipeline.leases.application import RecordedStream
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -47,6 +46,10 @@ def chunk(key: str, after: Position, numbers: list[int], through: int | None = N
     return Chunk(key, table(key.rsplit(":", 1)[-1], numbers), after, last, 10)
 
 
+def spans(batch: Batch) -> list[tuple[str, Position, Position, int]]:
+    return [(part.lease_key, part.after, part.through, part.bytes) for part in batch.ranges]
+
+
 def test_chunks_of_a_lease_join_into_one_range():
     batch = joined(
         "b",
@@ -57,10 +60,10 @@ def test_chunks_of_a_lease_join_into_one_range():
         ],
         {"s1": TRIM_HORIZON, "s2": Position("7")},
     )
-    assert batch.ranges == (
-        ShardRange("s1", TRIM_HORIZON, Position("3")),
-        ShardRange("s2", Position("7"), Position("8")),
-    )
+    assert spans(batch) == [
+        ("s1", TRIM_HORIZON, Position("3"), 20),
+        ("s2", Position("7"), Position("8"), 10),
+    ]
     assert batch.records["sequence_number"].to_pylist() == ["1", "2", "3", "8"]
 
 
@@ -76,10 +79,11 @@ def test_streams_of_one_name_in_two_accounts_are_told_apart():
     ]
     columns = [streams.of(lease).column for lease in leases]
     assert columns == arns
-    records = pa.concat_tables([table("s1", [1, 2], columns[0]), table("s1", [3], columns[1])])
+    tables = [table("s1", [1, 2], columns[0]), table("s1", [3], columns[1])]
+    records = pa.concat_tables(tables)
     ranges = tuple(
-        ShardRange(one.lease_key, TRIM_HORIZON, Position("3"), rows)
-        for one, rows in zip(leases, (2, 1), strict=True)
+        Chunk(one.lease_key, rows, TRIM_HORIZON, Position("3"), 0)
+        for one, rows in zip(leases, tables, strict=True)
     )
     found = [records_of(Batch("b", ranges, records), [lease.lease_key]) for lease in leases]
     assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
@@ -123,7 +127,7 @@ def test_a_chunk_that_does_not_follow_on_is_left_out():
         ],
         {"s1": Position("4"), "s2": TRIM_HORIZON},
     )
-    assert batch.ranges == (ShardRange("s2", TRIM_HORIZON, Position("1")),)
+    assert spans(batch) == [("s2", TRIM_HORIZON, Position("1"), 10)]
     assert batch.records.num_rows == 1
 
 
@@ -137,23 +141,24 @@ def test_a_range_may_move_without_rows_but_one_that_does_not_move_is_no_range():
         [chunk("s1", Position("1"), [], through=9), chunk("s2", Position("1"), [])],
         {"s1": Position("1"), "s2": Position("1")},
     )
-    assert batch.ranges == (ShardRange("s1", Position("1"), Position("9")),)
+    assert spans(batch) == [("s1", Position("1"), Position("9"), 10)]
 
 
 def test_a_batch_whose_rows_are_not_those_of_its_ranges_is_refused():
     both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
     key = "1:clicks:5:shard-0"
-    batch = Batch("b", (ShardRange(key, TRIM_HORIZON, Position("2"), 1),), both)
+    part = Chunk(key, both.slice(0, 1), TRIM_HORIZON, Position("2"), 0)
+    batch = Batch("b", (part,), both)
     with pytest.raises(ValueError, match="b has 2 rows, not 1"):
         records_of(batch, [key])
 
 
 def test_a_batch_without_some_leases_has_neither_their_ranges_nor_their_records():
-    ranges = (
-        ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("1"), 1),
-        ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2"), 1),
-    )
     both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
+    ranges = (
+        Chunk("1:orders:5:shard-0", both.slice(0, 1), TRIM_HORIZON, Position("1"), 0),
+        Chunk("1:clicks:5:shard-0", both.slice(1, 1), TRIM_HORIZON, Position("2"), 0),
+    )
     rest = without(Batch("b", ranges, both), ["1:orders:5:shard-0"])
     assert rest.ranges == ranges[1:]
     assert rest.records["sequence_number"].to_pylist() == ["2"]

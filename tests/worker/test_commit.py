@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import Batch, Chunk
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import (
     CommitStoppedError,
@@ -121,7 +121,9 @@ def test_a_hundred_shards_that_java_has_read_start_without_a_commit_and_move_in_
         assert renewed.keys() == set(HUNDRED_KEYS)
         assert threading.get_ident() not in renewed.values()
         assert world.rows.version == version, "no commit before the first batch"
-        ranges = tuple(ShardRange(key, Position("7"), Position("9")) for key in HUNDRED_KEYS)
+        ranges = tuple(
+            Chunk(key, NO_RECORDS, Position("7"), Position("9"), 0) for key in HUNDRED_KEYS
+        )
         batch = Batch("b", ranges, NO_RECORDS)
         assert committer.advance(batch, consumers, world.writer.write(batch)).landed
         assert world.rows.version == version + 1
@@ -134,7 +136,7 @@ def test_after_the_first_commit_of_the_taker_a_paused_worker_is_refused(world: W
     written = world.writer.write(late)
     world.set_checkpoint(Position("7"))
     consumer, _ = world.take()
-    batch = Batch("b", (ShardRange(KEY, Position("7"), Position("9")),), NO_RECORDS)
+    batch = Batch("b", (Chunk(KEY, NO_RECORDS, Position("7"), Position("9"), 0),), NO_RECORDS)
     assert (
         world.committer.advance(batch, {KEY: consumer}, world.writer.write(batch)).landed is False
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import NO_RECORDS, Batch, Chunk
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, ThrottledError, UnavailableError
 from kcl_pipeline.events import (
@@ -324,7 +324,10 @@ def test_ranges_of_another_batch_cannot_be_loaded_by_mistake():
     with pytest.raises(KeyError):
         world.worker.source.load(
             Batch(
-                "b", (ShardRange("nobody", TRIM_HORIZON, TRIM_HORIZON),), pa.table({}), loaded=False
+                "b",
+                (Chunk("nobody", NO_RECORDS, TRIM_HORIZON, TRIM_HORIZON, 0),),
+                pa.table({}),
+                loaded=False,
             )
         )
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, REJECTED_SCHEMA, Batch, ShardRange
+from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, REJECTED_SCHEMA, Batch, Chunk
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
 from kcl_pipeline.worker.batch_runner import WriteSteps
@@ -52,10 +51,10 @@ def records(shard: str, data: list[bytes], stream: str = "orders") -> pa.Table:
 
 def batch_of(**shards: list[bytes]) -> Batch:
     ranges = tuple(
-        ShardRange(key, TRIM_HORIZON, Position(str(len(data) + 1)), len(data))
+        Chunk(key, records(key, data), TRIM_HORIZON, Position(str(len(data) + 1)), 0)
         for key, data in shards.items()
     )
-    return Batch("b", ranges, pa.concat_tables([records(*shard) for shard in shards.items()]))
+    return Batch("b", ranges, pa.concat_tables([part.records for part in ranges]))
 
 
 def strict(table: pa.Table) -> pa.Table:
@@ -380,15 +379,15 @@ class TestRejected:
         assert message in bench.paused["s1"]
 
     def test_equal_positions_of_two_streams_need_the_stream(self):
+        orders = records("shard-0", [GOOD], "orders")
+        clicks = records("shard-0", [BAD], "clicks")
         batch = Batch(
             "b",
             (
-                ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("2"), 1),
-                ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2"), 1),
+                Chunk("1:orders:5:shard-0", orders, TRIM_HORIZON, Position("2"), 0),
+                Chunk("1:clicks:5:shard-0", clicks, TRIM_HORIZON, Position("2"), 0),
             ),
-            pa.concat_tables(
-                [records("shard-0", [GOOD], "orders"), records("shard-0", [BAD], "clicks")]
-            ),
+            pa.concat_tables([orders, clicks]),
         )
         row = {"shard_id": "shard-0", "sequence_number": "1", "sub_sequence_number": 0}
         row |= {"error": "no", "stream": "clicks"}

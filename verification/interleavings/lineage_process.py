@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import NO_RECORDS, Batch, Chunk
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
-from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable, LeaderLock
 from kcl_pipeline.leases.held import HeldLeases
@@ -220,7 +220,7 @@ class LineageProcess:
         """Commit the records of the shard, and mark its end as the worker's processing does."""
         key, after = consumer.lease_key, consumer.committed or TRIM_HORIZON
         if number_of(after) < RECORDS:
-            part = ShardRange(key, after, Position(str(RECORDS)))
+            part = Chunk(key, NO_RECORDS, after, Position(str(RECORDS)), 0)
             batch = Batch(self._worker_id, (part,), NO_RECORDS)
             done = self._commit.run(batch, {key: consumer})
             if done is None:

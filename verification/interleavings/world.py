@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.batch import NO_RECORDS, Batch, Chunk
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import (
     LeaseLostError,
@@ -28,7 +28,6 @@ from kcl_pipeline.errors import (
     UnreadableRowError,
 )
 from kcl_pipeline.events import Event, EventSink, ignore_events
-from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import Item
@@ -346,7 +345,13 @@ class Process:
             through = min(at + self._size, self._records)
             if through > at:
                 ranges.append(
-                    ShardRange(key, consumer.committed or TRIM_HORIZON, Position(str(through)))
+                    Chunk(
+                        key,
+                        NO_RECORDS,
+                        consumer.committed or TRIM_HORIZON,
+                        Position(str(through)),
+                        0,
+                    )
                 )
         return Batch(self._worker_id, tuple(ranges), NO_RECORDS)
 

@@ -13,16 +13,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
+from kcl_pipeline.batch import NO_RECORDS
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import AwsError, ExpiredIteratorError, NotFoundError, UnavailableError
-from kcl_pipeline.kinesis.client import (
-    NO_RECORDS,
-    IteratorType,
-    KinesisClient,
-    LatestIterator,
-    RecordsPage,
-)
+from kcl_pipeline.kinesis.client import IteratorType, KinesisClient, LatestIterator, RecordsPage
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Subscribed
 from kcl_pipeline.kinesis.reader import ShardReader

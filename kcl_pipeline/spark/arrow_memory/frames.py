@@ -20,9 +20,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import ArrowMemorySkipped, EventSink, ignore_events
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.classes import (
     SOURCE_CLASS,

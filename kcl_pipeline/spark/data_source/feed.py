@@ -9,9 +9,10 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
-from kcl_pipeline.kinesis.client import Chunk, KinesisClient
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.distribution import RecordDistribution
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.position import Position

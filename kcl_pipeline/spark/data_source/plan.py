@@ -15,8 +15,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.kinesis.client import Chunk, KinesisClient
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.spark.data_source.feed import Feeds, ShardKey
 from kcl_pipeline.spark.data_source.lineage import (

@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kcl_pipeline.batch import Chunk
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import (
@@ -29,7 +30,6 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import (
     ARRIVAL_TOLERANCE,
     MIN_RETENTION_MILLIS,
-    Chunk,
     IteratorType,
     KinesisClient,
     LatestIterator,

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.data_source.batch import KinesisBatchReader
 from kcl_pipeline.spark.data_source.options import Mode, SourceOptions, check_mode, parse_options
 from kcl_pipeline.spark.schema import arrow_schema
@@ -49,7 +49,7 @@ class KinesisDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns of `kinesis.client.RECORD_SCHEMA`."""
+        """The columns of `batch.RECORD_SCHEMA`."""
         parse_options(self.options)
         return from_arrow_schema(RECORD_SCHEMA)
 

@@ -15,15 +15,9 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline import errors
+from kcl_pipeline.batch import NO_RECORDS, RECORD_SCHEMA
 from kcl_pipeline.error_codes import class_of
-from kcl_pipeline.kinesis.client import (
-    NO_RECORDS,
-    RECORD_SCHEMA,
-    IteratorType,
-    LatestIterator,
-    RecordsPage,
-    ShardFilterType,
-)
+from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
 from kcl_pipeline.kinesis.decode import shard_of
 from kcl_pipeline.shards import USER_PARTITION_KEY, Shard, StreamId
 from kcl_pipeline.testing.kinesis import data as data_plane

@@ -12,10 +12,11 @@ import cbor2
 import numpy as np
 import pyarrow as pa
 
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.kinesis import decode as cbor_columns
 from kcl_pipeline.kinesis import decode as json_columns
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import (
     CBOR_CONTENT_TYPE,
     JSON_CONTENT_TYPE,

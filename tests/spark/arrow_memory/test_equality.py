@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
 
-from kcl_pipeline.batch import Batch
+from kcl_pipeline.batch import RECORD_SCHEMA, Batch
 from kcl_pipeline.events import Event
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.errors import RecordsLostError, ThrottledError, UnavailableError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.ranges import rows_through
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId

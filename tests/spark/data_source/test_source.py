@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.batch import RECORD_SCHEMA
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.spark.data_source.source import KinesisDataSource
 from tests.support.kpl_encoder import aggregate_of
