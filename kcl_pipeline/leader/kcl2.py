@@ -6,8 +6,8 @@ writes conditionally. The decision (`leases_to_take`) is pure: a random choice c
 generator that is passed in. As in KCL, leases of finished shards count.
 
 `UpgradeFrom2x` ends this mode when every worker knows KCL 3.x. After a rollback to 2.x, index and
-worker metrics may be missing: see `replaced_tasks`, `workers_may_be_missing` and `RollForward`. No
-other module asks which of the two versions an application has.
+worker metrics may be missing: see `workers_may_be_missing`, `RollForward` and `LeaseLoop` of the
+worker. No other module asks which of the two versions an application has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from kcl_pipeline.events import (
     ClientVersionChanged,
     EventSink,
     LeaseMoved,
-    LeaseTask,
     MoveRefused,
     PlanMade,
 )
@@ -345,15 +344,6 @@ def workers_take_leases(settings: ConsumerSettings, version: ClientVersion) -> b
 def workers_may_be_missing(version: ClientVersion) -> bool:
     """Return whether there may be no table of worker metrics: KCL's rollback deletes it."""
     return version.is_2x
-
-
-def replaced_tasks(version: ClientVersion) -> frozenset[LeaseTask]:
-    """Return the periodic tasks that a worker must not run.
-
-    After a rollback to KCL 2.x there may be no index to discover leases by, and no table to report
-    to. The leases come from `LeaseTaker` only.
-    """
-    return frozenset({LeaseTask.DISCOVERY, LeaseTask.REPORT} if version.is_2x else ())
 
 
 class RollForward:

@@ -217,6 +217,8 @@ class HeldLeases:
         self._worker_id = worker_id
         self._settings = settings
         self._failover_seconds = settings.failover_time_millis / 1000
+        self._renewal_seconds = settings.renewal_interval_millis / 1000
+        self._checkpoint_lag_seconds = settings.checkpoint_lag / 1000
         self._clock = clock
         self._events = events
         self._multi_stream = multi_stream
@@ -475,13 +477,12 @@ class HeldLeases:
         checkpoint to the next one.
         """
         position = held.processed
-        interval = self._settings.renewal_interval_millis
-        early = self._clock.monotonic() - held.checkpointed_at + interval / 2000
+        early = self._clock.monotonic() - held.checkpointed_at + self._renewal_seconds / 2
         if position is None or position < held.lease.checkpoint:
             return None
         if position == held.lease.checkpoint and held.mark in (None, held.lease.table_mark):
             return None
-        return position if early * 1000 >= self._settings.checkpoint_lag else None
+        return position if early >= self._checkpoint_lag_seconds else None
 
     def _flush_processed(self, held: Held) -> None:
         position = held.processed

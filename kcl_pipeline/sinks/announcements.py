@@ -182,8 +182,8 @@ def decoded(data: bytes, name: str) -> AnnouncedBatch:
         raise AnnouncementError("it names a shard twice")
     try:
         check_entries(expected, becomes)
-    except ValueError as error:
-        raise AnnouncementError("a position does not follow the expected one") from error
+    except ValueError:  # whose message quotes the content
+        raise AnnouncementError("a position does not follow the expected one") from None
     return AnnouncedBatch(name, content.form, content.table_id, files, expected, becomes)
 
 

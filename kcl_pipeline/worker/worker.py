@@ -35,7 +35,6 @@ from kcl_pipeline.events import (
     WorkerStopped,
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
-from kcl_pipeline.leader.kcl2 import replaced_tasks
 from kcl_pipeline.leases.application import streams_as_recorded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.identity_check import check_application
@@ -211,7 +210,7 @@ class Worker:
             self._stop,
             status=self.status,
             has_committed=lambda: self.stats.batches > 0,
-            replaced=lambda: replaced_tasks(self.coordination.version),
+            is_2x=lambda: self.coordination.version.is_2x,
             no_table=tables.note,
         ).tick
         self.coordination = Coordination(dependencies, self.leases, lookups, self._stop, tables)
@@ -586,8 +585,9 @@ class LeaseLoop:
     index and the report have one each. A row has at most one call of this loop in flight. What
     other threads write is excluded by `HeldLeases`, which skips a row that another thread writes.
 
-    `replaced` returns the tasks that the loop leaves out, because another module does them, or
-    because they must not be done now. `no_table` is called when a table is missing.
+    `is_2x` returns whether the application was rolled back to KCL 2.x: there may be no index to
+    discover leases by, and no table to report to, and the leases come from `LeaseTaker` only.
+    `no_table` is called when a table is missing.
     """
 
     def __init__(
@@ -602,7 +602,7 @@ class LeaseLoop:
         *,
         status: Callable[[], WorkerStatus],
         has_committed: Callable[[], bool],
-        replaced: Callable[[], Collection[LeaseTask]],
+        is_2x: Callable[[], bool],
         no_table: Callable[[], None],
     ) -> None:
         self._no_table = no_table
@@ -613,7 +613,7 @@ class LeaseLoop:
         self._status = status
         self._has_committed = has_committed
         self._has_told_commit = False
-        self._replaced = replaced
+        self._is_2x = is_2x
         self._source = source
         self._calls = calls
         self._sweep: _Sweep | None = None
@@ -639,7 +639,7 @@ class LeaseLoop:
         """
         self._calls.collect()
         self._report_sweep(is_over=False)
-        replaced = self._replaced()
+        is_2x = self._is_2x()
         if self._reporter.taken is not None:  # another process has the leases
             return FIRST_DISCOVERY_SECONDS
         if self._renewal.ready():
@@ -651,15 +651,15 @@ class LeaseLoop:
             self._sweep = _Sweep(began=now, ended=now)
             self._leases.renew_all(map=partial(self._renew, self._sweep))
             self._report_sweep(is_over=False)
-            self._watchdog.look(must_be_useful=LeaseTask.DISCOVERY not in replaced)
+            self._watchdog.look(must_be_useful=not is_2x)
             self._dependencies.events(StatusMeasured(self._dependencies.worker_id, self._status()))
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()
-            if not self._stop.is_set() and LeaseTask.DISCOVERY not in replaced:
+            if not self._stop.is_set() and not is_2x:
                 self._calls.start(LeaseTask.DISCOVERY, self._discover)
         captures = self._capture.ready()
         is_due = self._report.ready() or self._is_first_commit()
-        reports = is_due and LeaseTask.REPORT not in replaced
+        reports = is_due and not is_2x
         # After a stop the row is deleted, and a late report would write it again
         if (captures or reports) and not self._stop.is_set():
             self._calls.start(
