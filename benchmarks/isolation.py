@@ -71,8 +71,8 @@ def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) 
     """Write one batch with `bad` records that fail, chosen at random."""
     chosen = frozenset(random.Random(seed).sample(range(records), bad))
     table = _records(records, chosen)
-    part = Chunk("shard-0", table, TRIM_HORIZON, Position(str(records)), payload_bytes(table))
-    batch = Batch("b", (part,), table)
+    chunk = Chunk("shard-0", table, TRIM_HORIZON, Position(str(records)), payload_bytes(table))
+    batch = Batch("b", (chunk,), table)
     with tempfile.TemporaryDirectory() as folder:
         splitter = WriteSteps(
             _writer(session, transform, folder),

@@ -155,7 +155,7 @@ class _Loader(SourceFileLoader):
 
 
 class Probes(MetaPathFinder):
-    """Adds probes to all modules of some packages that are imported while it is active.
+    """Adds probes to some modules, and to those of some packages, that are imported meanwhile.
 
     Attributes:
         root: Folder of the packages.
@@ -165,7 +165,10 @@ class Probes(MetaPathFinder):
     def __init__(self, root: Path, packages: Sequence[str]) -> None:
         self.root = root
         self.stores: dict[str, bytearray] = {}
-        self._folders = tuple(f"{root / package}/" for package in packages)
+        self._folders = tuple(
+            str(root / package) if package.endswith(".py") else f"{root / package}/"
+            for package in packages
+        )
 
     def find_spec(
         self,

@@ -31,7 +31,7 @@ def split_a_batch():
 
 def test_a_value_that_has_the_records_carries_the_batch():
     found = recorded(split_a_batch, "processing")
-    assert found["threads"]["processing"] == ["position", "worker/failures"]
+    assert found["threads"]["processing"] == ["batch", "position", "worker/failures"]
     assert found["worker_and_leases_when_processing"] == 1
     assert "kcl_pipeline.batch.Batch" in found["classes"]
     assert "kcl_pipeline.position.Position" not in found["classes"]
