@@ -30,6 +30,7 @@ from tests.support.seeds import RESULT, SeedsOfCi, result_of_seeds
 from tests.support.shares import Durations, Progress
 
 if TYPE_CHECKING:
+    from dagster import DagsterInstance
     from pyspark.sql import SparkSession
 
 
@@ -137,6 +138,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def seeds_of_ci() -> subprocess.CompletedProcess[str]:
     """The seeds of the commit, run to their end."""
     return result_of_seeds(timeout_seconds=1_100)
+
+
+@pytest.fixture(scope="session")
+def dagster_instance() -> Iterator[DagsterInstance]:
+    """An ephemeral instance of Dagster, whose tables take longer to make than most tests. Who uses
+    it wipes it before.
+    """
+    # runs without these tests need no Dagster
+    import dagster as dg  # noqa: PLC0415
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
 
 
 @pytest.fixture(scope="session")

@@ -48,9 +48,9 @@ class Automation:
 
 
 @pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+def instance(dagster_instance):
+    dagster_instance.wipe()
+    return dagster_instance
 
 
 def test_a_downstream_eager_asset_fires_while_a_worker_runs_and_when_it_ends(instance):

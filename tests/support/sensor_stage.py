@@ -27,9 +27,10 @@ from tests.support.dagster_fakes import (
 
 
 @pytest.fixture(name="instance")
-def instance_fixture():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+def instance_fixture(dagster_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    """An instance without runs and events."""
+    dagster_instance.wipe()
+    return dagster_instance
 
 
 def queued_job(name: str) -> RemoteJobOrigin:

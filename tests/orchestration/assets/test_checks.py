@@ -29,9 +29,9 @@ STARTED = dg.DagsterRunStatus.STARTED
 
 
 @pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+def instance(dagster_instance):
+    dagster_instance.wipe()
+    return dagster_instance
 
 
 def execute(pipeline, instance, table, rows, clock, *names: str):

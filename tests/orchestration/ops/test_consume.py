@@ -31,9 +31,9 @@ from tests.support.dagster_fakes import FakeFleet, FakePipeline, FakeSink, drain
 
 
 @pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+def instance(dagster_instance):
+    dagster_instance.wipe()
+    return dagster_instance
 
 
 def definitions(pipeline: FakePipeline, session: Any = None) -> dg.Definitions:

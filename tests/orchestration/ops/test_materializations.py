@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from kcl_pipeline.orchestration.runs import last_drain
@@ -21,9 +20,9 @@ from tests.support.dagster_fakes import FakePipeline
 
 
 @pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+def instance(dagster_instance):
+    dagster_instance.wipe()
+    return dagster_instance
 
 
 @pytest.mark.parametrize("reason", [StopReason.DRAIN_REQUESTED, StopReason.STOPPED])

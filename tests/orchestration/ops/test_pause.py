@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dagster as dg
 import pytest
 
 from kcl_pipeline.errors import ApplicationPausedError
@@ -13,9 +12,9 @@ from tests.support.dagster_fakes import FakePipeline
 
 
 @pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
+def instance(dagster_instance):
+    dagster_instance.wipe()
+    return dagster_instance
 
 
 class PausedPipeline(FakePipeline):
