@@ -78,14 +78,18 @@ def test_what_was_not_read_is_reported_after_its_last_position():
 
 
 @pytest.mark.parametrize("away_seconds", [0.1, 30.0])
-def test_what_was_not_read_of_a_stream_that_is_created_again_is_reported(away_seconds):
-    """The leader may delete the leases before a reader finds out."""
+@pytest.mark.parametrize("throttled_seconds", [0.1, 30.0])
+def test_what_was_not_read_of_a_stream_that_is_created_again_is_reported(
+    away_seconds, throttled_seconds
+):
+    """The leader deletes the leases before a reader finds out, or after it."""
     world, kinesis = reading()
     positions = positions_of(world, "b")
     world.delete("b")
     world.clock.advance(1)
     world.run(away_seconds)
     world.create("b", 3)
+    world.run(throttled_seconds)
     kinesis.held.clear()
     world.put("b", 10, "new")
     world.run(60)
