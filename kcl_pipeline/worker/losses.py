@@ -470,7 +470,7 @@ class DeletedStreams:
             return None
         return False
 
-    def report(self, lease: Lease, stream: StreamId, committed: Position | None) -> None:
+    def report(self, lease: Lease, stream: StreamId, committed: Position | None = None) -> None:
         """Report that the rest of a shard is lost. A lease that was reported is left out.
 
         Args:

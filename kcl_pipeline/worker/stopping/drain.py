@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.clock import LastChanges, Lasting
+from kcl_pipeline.clock import Lasting
 from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
 from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers, StreamUnavailable
@@ -133,9 +133,9 @@ class DrainWatch:
         self._unread: dict[StreamId, dict[str, Lease] | None] = dict.fromkeys(streams)
         self._gone: set[StreamId] = set()
         self._read: set[str] = set()
-        # By lease and its two owners, the counter. An assignment raises it, too. It is a write of
-        # the leader, and proves nothing about the owner, so it makes another key.
-        self._renewals = LastChanges[tuple[str, str | None, str | None]]()
+        # By lease and its two owners, the counter at the first look. An assignment raises it, too.
+        # It is a write of the leader, and proves nothing about the owner, so it makes another key.
+        self._counters: dict[tuple[str, str | None, str | None], int] = {}
         self._pauses: Mapping[str, ShardPause] = {}
         self._unfinished = 0
         self.elsewhere = Counter[str]()
@@ -182,12 +182,13 @@ class DrainWatch:
             listing = self._dependencies.lease_table.list_leases()
         except AwsError as error:
             return {"the lease table": self._refusal("Scan of the leases", error)}
-        counters = {_claim(lease): lease.counter for lease in listing.leases}
-        self._renewals.observe(counters, self._dependencies.clock.monotonic())
-        self._pauses = self._paused()
+        before, self._counters = self._counters, {}
         groups: defaultdict[str | None, list[Lease]] = defaultdict(list)
         for lease in listing.leases:
+            claim = _claim(lease)
+            self._counters[claim] = before.get(claim, lease.counter)
             groups[lease.stream].append(lease)
+        self._pauses = self._paused()
         waits: dict[str, _Wait] = {}
         self._unfinished, self.elsewhere = 0, Counter()
         describes = self._describe.ready()
@@ -237,9 +238,7 @@ class DrainWatch:
         elsewhere = {one.unique_key for one in leases if one.actual_owner not in (None, me)}
         # Now, and not at the end: a drain that is stopped before would lose them in silence.
         for key in sorted(unread.keys() - elsewhere):
-            consumer = self._lifecycle.consumers.get(unread[key].lease_key)
-            committed = None if consumer is None else consumer.committed
-            self._deleted.report(unread[key], stream, committed)
+            self._deleted.report(unread[key], stream)
         return {key: wait for key, wait in waits.items() if key in elsewhere}
 
     def _reader_of(self, lease: Lease, rows: Mapping[str, Lease]) -> str | None:
@@ -260,7 +259,8 @@ class DrainWatch:
         is_held = (
             owner == self._dependencies.worker_id or lease.lease_key in self._lifecycle.consumers
         )
-        return None if is_held or not self._renewals.has_changed(_claim(lease)) else owner
+        is_renewed = self._counters[_claim(lease)] != lease.counter
+        return owner if is_renewed and not is_held else None
 
     def _wait(self, lease: Lease) -> _Wait | None:
         """Return why an unfinished lease is waited for that no other worker is known to read."""
