@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-# constraints.txt names all packages, so nothing is left to resolve. pip would compile with one process;
+# constraints.txt names all packages, so nothing is left to resolve. The pip that comes with Python may be
+# old, and needs three times as long to choose the files. pip would compile with one process;
 # what no process needs as a whole is compiled when it is imported. A file that cannot be compiled is a
 # template in some package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
@@ -21,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed ($(PYTHON) is older): install the package python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(PIP) $$(grep '^pip==' constraints.txt)
 	@$(PIP) -r constraints.txt
 	@$(PIP) --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true

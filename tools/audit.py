@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
-UNPINNED = frozenset({"kcl-pipeline", "pip", "setuptools", "wheel"})
-"""The package itself, and the installer's packages, which come with the virtual environment."""
+UNPINNED = frozenset({"kcl-pipeline", "setuptools", "wheel"})
+"""The package itself, and packages of the installer, which come with the virtual environment."""
 
 
 def pinned(text: str) -> dict[str, str]:
