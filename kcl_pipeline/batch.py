@@ -304,6 +304,21 @@ def dead_letter_address(sink: object) -> str | None:
     return str(uri) if uri else None
 
 
+@dataclass(frozen=True, slots=True)
+class PartFailure:
+    """Why the transform fails on a part of a batch.
+
+    Attributes:
+        error: The error in one line.
+        suspects: The rows of the part where the failing record probably is. Empty: unknown. It is a
+            guess from the number of rows that the transform had returned. Use it to choose which
+            rows to evaluate next, never to conclude that a record fails or does not.
+    """
+
+    error: str
+    suspects: range = range(0)
+
+
 class BatchWriter(Protocol):
     """Turns a batch into files by means of the user's transform."""
 
@@ -315,14 +330,14 @@ class BatchWriter(Protocol):
             SinkError: The files could not be written.
         """
 
-    def probe(self, slices: Sequence[pa.Table]) -> Sequence[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> Sequence[PartFailure | None]:
         """Run the transform on each part of a batch alone, and write nothing.
 
         Args:
             slices: Slices of a batch's records, none of them empty.
 
         Returns:
-            The error of each part in one line; None where the transform succeeds.
+            The failure of each part; None where the transform succeeds.
 
         Raises:
             SinkError: The transform could not be run.

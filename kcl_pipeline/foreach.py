@@ -25,7 +25,7 @@ from kcl_pipeline.arguments import (
     checked_arguments,
     function_name,
 )
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.address import StorageOptions
 from kcl_pipeline.delta.settings import DeltaSink, check_address
@@ -352,6 +352,6 @@ class ForeachArrow(FunctionCalls[pa.Table]):
         file = self.keep(batch, rows, rows.num_rows, holds)
         return Written((file,), rows.schema, rows.num_rows, rejected)
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
         return probe_arrow_transform(self._transform, slices, split_rejected)

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_pipeline.batch import REJECTED_SCHEMA
+from kcl_pipeline.batch import REJECTED_SCHEMA, PartFailure
 from kcl_pipeline.errors import BrokenTransformError, KclError, TransformFailedError
 from kcl_pipeline.text import printable
 
@@ -276,22 +276,22 @@ def probe_arrow_transform(
     transform: ArrowTransform | None,
     slices: Sequence[pa.Table],
     check: Callable[[pa.Table], object] = lambda _: None,
-) -> list[str | None]:
-    """Call the function on each part. Returns its error or None (see `BatchWriter.probe`).
+) -> list[PartFailure | None]:
+    """Call the function on each part. Returns its failure or None (see `BatchWriter.probe`).
 
     Args:
         transform: The function.
         slices: Parts of a batch.
         check: Gets the result of a part, and raises `TransformFailedError` if it cannot be written.
     """
-    return [_error_on(transform, part, check) for part in slices]
+    return [_failure_on(transform, part, check) for part in slices]
 
 
-def _error_on(
+def _failure_on(
     transform: ArrowTransform | None, records: pa.Table, check: Callable[[pa.Table], object]
-) -> str | None:
+) -> PartFailure | None:
     try:
         check(apply_arrow_transform(transform, records))
     except TransformFailedError as error:
-        return error.detail
+        return PartFailure(error.detail)
     return None

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.address import first_line, table_root
 from kcl_pipeline.delta.results import TableColumns, partition_folder, untyped
@@ -115,7 +115,7 @@ class ArrowBatchWriter:
         schema = pa.schema([*typed, *untyped(output.schema, table.schema)])
         return Written(files, schema, table.num_rows, rejected)
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
         columns = self._columns()
         return probe_arrow_transform(

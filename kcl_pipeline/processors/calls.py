@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kcl_pipeline.arguments import checked_arguments, function_name
-from kcl_pipeline.batch import Batch, Chunk, DataFile, Written
+from kcl_pipeline.batch import Batch, Chunk, DataFile, PartFailure, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.events import EventSink, ProcessorCalled, RecordsDeadLettered
@@ -356,8 +356,8 @@ class ProcessorCalls:
         file = DataFile(batch.batch_id, rows.nbytes, rows.num_rows)
         return Written((file,), rows.schema, rows.num_rows)
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
-        """Return no errors: records that are written alone cannot fail."""
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        """Return no failures: records that are written alone cannot fail."""
         return [None] * len(slices)
 
     def ensure(self, schema: pa.Schema) -> None:

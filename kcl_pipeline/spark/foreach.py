@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, PartFailure, Written
 from kcl_pipeline.foreach import ForeachBatchSink, FunctionCalls
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
@@ -55,9 +55,9 @@ class ForeachBatch(FunctionCalls[DataFrame]):
             return Written((), schema, 0, rejected)
         return Written((self.keep(batch, kept, rows, holds),), schema, rows, rejected)
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
-        return self._probe.errors(slices)
+        return self._probe.failures(slices)
 
 
 def _split(frame: DataFrame, rejects: RejectedColumns) -> tuple[DataFrame, pa.Table | None]:

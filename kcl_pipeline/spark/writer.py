@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.address import delta_options, is_local, table_root
 from kcl_pipeline.delta.files import batch_folder, write_table
@@ -141,7 +141,7 @@ class SparkBatchWriter:
         written = pa.schema([*schema, *untyped(for_table, schema)])
         return Written(files, written if rows else None, rows, rejected)
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
         columns = self._columns()
 
@@ -154,9 +154,9 @@ class SparkBatchWriter:
         # Made for the call: as an attribute it would refer back to this writer, whose memory files
         # would then stay open until a collection of cycles.
         probe = SparkProbe(self._session, fitting, check, raises=self._raises)
-        errors = probe.errors(slices)
+        failures = probe.failures(slices)
         self._raises = probe.raises
-        return errors
+        return failures
 
     def _write_files(
         self, frame: DataFrame, columns: TableColumns, most_files: int | None, batch_id: str

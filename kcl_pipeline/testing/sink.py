@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import NOTHING_STORED, StoredPosition
@@ -335,6 +335,6 @@ class MemoryBatchWriter:
         file = DataFile(path, rows.get_total_buffer_size(), rows.num_rows)
         return Written((file,), schema, rows.num_rows, rejected)
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part (see `BatchWriter.probe`)."""
         return probe_arrow_transform(self._transform, slices)

@@ -6,8 +6,9 @@ A record fails if the transform refuses it, or if the table cannot hold what it 
 - The transform returns them itself, with the column `_error`. Nothing is searched: `judge` compares
   their number with the limits of their shards.
 - The transform raises. Then the records of each shard are searched (`_Search`): a part that fails
-  is divided into at most `MAX_PIECES`, down to single records. The parts of one round are evaluated
-  together, in a Spark job or by calls of an Arrow function. Nothing is written by that.
+  is divided, down to single records. If the rows that it had returned show where it failed, it is
+  divided there, else into at most `MAX_PIECES` equal pieces. The parts of one round are evaluated
+  together, in Spark jobs or by calls of an Arrow function. Nothing is written by that.
 
 The budget of a search is the number of records that may fail (`FailureLimits`): each part that
 fails has at least one, and a shard with more of them pauses. A broken transform fails on most
@@ -32,7 +33,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, Batch, BatchWriter
+from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, Batch, BatchWriter, PartFailure
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
 from kcl_pipeline.events import RecordsDeadLettered, ShardPaused, ShardResumed
@@ -290,7 +291,7 @@ _UNLIKELY: Final = 1e-3
 _PIECES_AT_ONCE: Final = 256
 _NOT_TOGETHER: Final = "the transform takes these records one by one, but not together: "
 
-Probe = Callable[[Sequence[pa.Table]], Sequence[str | None]]
+Probe = Callable[[Sequence[pa.Table]], Sequence[PartFailure | None]]
 Pause = Callable[[Mapping[str, str]], None]
 """Pauses leases, given the reason of each by its key. None of them is committed."""
 
@@ -366,10 +367,10 @@ class FailureIsolation:
     def _healthy(self, shards: Mapping[str, pa.Table]) -> list[str]:
         """Return the leases without failing records, if several leases have records."""
         with_records = {key: records for key, records in shards.items() if records.num_rows}
-        errors: Sequence[str | None] = [""]
+        failures: Sequence[PartFailure | None] = [PartFailure("")]
         if len(with_records) > 1:
-            errors = self._writer.probe(list(with_records.values()))
-        fails = {key for key, error in zip(with_records, errors, strict=True) if error is not None}
+            failures = self._writer.probe(list(with_records.values()))
+        fails = {key for key, failure in zip(with_records, failures, strict=True) if failure}
         return [key for key in shards if key not in fails]
 
     def _written(self, batch: Batch, pause: Pause, why: str) -> Iterator[Batch]:
@@ -473,9 +474,21 @@ class _Failures:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
+    """Consecutive records of a shard.
+
+    Attributes:
+        shard: Its lease key.
+        start: The row of the first one.
+        length: Their number.
+        suspects: Of a failing piece, its rows that `PartFailure.suspects` names.
+        is_suspect: Whether these were the suspects of a longer piece.
+    """
+
     shard: str
     start: int
     length: int
+    suspects: range = range(0)
+    is_suspect: bool = False
 
 
 class _Search:
@@ -503,6 +516,9 @@ class _Search:
         self._rng = rng
         self._is_stopped = is_stopped
         self._failures = {key: _Failures() for key in shards}
+        # How many suspects failed, less those that did not. Below 0 they are not divided off: a
+        # transform that filters, collects or multiplies rows fails elsewhere.
+        self._confirmed = 0
 
     def run(self) -> dict[str, _Failures]:
         """Find the failing records of every shard.
@@ -515,7 +531,8 @@ class _Search:
         whole = [_Piece(key, 0, rows.num_rows) for key, rows in self._shards.items()]
         failing = self._first_round([piece for piece in whole if piece.length])
         while failing := self._within_limits(failing):
-            failing = self._failing([part for piece in failing for part in _divided(piece)])
+            pieces = [part for piece in failing for part in self._divided(piece)]
+            failing = self._noted(pieces, self._probed(pieces))
         return self._failures
 
     def _first_round(self, whole: Sequence[_Piece]) -> list[_Piece]:
@@ -529,46 +546,66 @@ class _Search:
             for piece in sampled
             for row in sorted(self._rng.sample(range(piece.length), SAMPLES))
         ]
-        divided = [part for piece in whole for part in _divided(piece)]
-        errors = self._errors([*singles, *divided])
+        divided = [part for piece in whole for part in self._divided(piece)]
+        failures = self._probed([*singles, *divided])
         for number, piece in enumerate(sampled):
-            sample = errors[number * SAMPLES : (number + 1) * SAMPLES]
-            failed = sum(error is not None for error in sample)
+            sample = failures[number * SAMPLES : (number + 1) * SAMPLES]
+            failed = sum(failure is not None for failure in sample)
             share = self._limits[piece.shard] / piece.length
             # If no more than the allowed share failed, so many of a sample would be a rare chance.
             if failed and _at_least(failed, SAMPLES, share) < _UNLIKELY:
                 self._failures[
                     piece.shard
                 ].over = f"{failed} of {SAMPLES} records chosen at random from {piece.length} fail"
-        return self._noted(divided, errors[len(singles) :])
+        return self._noted(divided, failures[len(singles) :])
 
-    def _failing(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+    def _noted(
+        self, pieces: Sequence[_Piece], results: Sequence[PartFailure | None]
+    ) -> list[_Piece]:
         """Return the failing pieces with more than one record; note failing single records."""
-        return self._noted(pieces, self._errors(pieces))
-
-    def _noted(self, pieces: Sequence[_Piece], errors: Sequence[str | None]) -> list[_Piece]:
         failing = []
-        for piece, error in zip(pieces, errors, strict=True):
-            if error is None:
+        for piece, failure in zip(pieces, results, strict=True):
+            if piece.is_suspect:
+                self._confirmed += 1 if failure else -1
+            if failure is None:
                 continue
             failures = self._failures[piece.shard]
-            failures.first_error = failures.first_error or error
+            failures.first_error = failures.first_error or failure.error
             if piece.length == 1:
-                failures.errors[piece.start] = error
+                failures.errors[piece.start] = failure.error
             else:
-                failing.append(piece)
+                failing.append(replace(piece, suspects=failure.suspects))
         return failing
 
-    def _errors(self, pieces: Sequence[_Piece]) -> list[str | None]:
-        errors: list[str | None] = []
+    def _divided(self, piece: _Piece) -> Iterator[_Piece]:
+        """Divide a piece: into suspects, what is before them, and two halves of what follows.
+
+        Without suspects, all rounds down to single records have about as many pieces each. The
+        pieces are shorter than the divided one, and have all of its records.
+        """
+        suspects = range(piece.length)[piece.suspects.start : piece.suspects.stop]
+        if 0 < len(suspects) < piece.length and self._confirmed >= 0:
+            middle = (suspects.stop + piece.length) // 2
+            edges = sorted({0, suspects.start, suspects.stop, middle, piece.length})
+        else:
+            suspects = range(0)
+            rounds = max(math.ceil(math.log(piece.length, MAX_PIECES) - 1e-9), 1)
+            count = min(math.ceil(piece.length ** (1 / rounds)), MAX_PIECES, piece.length)
+            edges = [piece.length * number // count for number in range(count + 1)]
+        for begin, end in pairwise(edges):
+            is_suspect = range(begin, end) == suspects
+            yield _Piece(piece.shard, piece.start + begin, end - begin, is_suspect=is_suspect)
+
+    def _probed(self, pieces: Sequence[_Piece]) -> list[PartFailure | None]:
+        failures: list[PartFailure | None] = []
         for begin in range(0, len(pieces), _PIECES_AT_ONCE):
             if self._is_stopped():
                 raise IsolationStoppedError
             chosen = pieces[begin : begin + _PIECES_AT_ONCE]
-            errors += self._probe(
+            failures += self._probe(
                 [self._shards[piece.shard].slice(piece.start, piece.length) for piece in chosen]
             )
-        return errors
+        return failures
 
     def _is_worth_a_sample(self, piece: _Piece) -> bool:
         share = self._limits[piece.shard] / piece.length
@@ -595,15 +632,6 @@ class _Search:
             else:
                 kept += pieces
         return kept
-
-
-def _divided(piece: _Piece) -> Iterator[_Piece]:
-    """Divide a piece so that all rounds down to single records have about as many pieces each."""
-    rounds = max(math.ceil(math.log(piece.length, MAX_PIECES) - 1e-9), 1)
-    count = min(math.ceil(piece.length ** (1 / rounds)), MAX_PIECES, piece.length)
-    edges = [piece.start + piece.length * number // count for number in range(count + 1)]
-    for begin, end in pairwise(edges):
-        yield _Piece(piece.shard, begin, end - begin)
 
 
 def _at_least(count: int, samples: int, share: float) -> float:

@@ -20,7 +20,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, Written
+from kcl_pipeline.batch import Batch, BatchWriter, PartFailure, Written
 from kcl_pipeline.clock import Clock, Lasting, StopSignal
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -121,7 +121,7 @@ class WatchedWriter:
         self._activity.enter(HangStep.COMMITTING)
         return written
 
-    def probe(self, slices: Sequence[pa.Table]) -> Sequence[str | None]:  # noqa: D102
+    def probe(self, slices: Sequence[pa.Table]) -> Sequence[PartFailure | None]:  # noqa: D102
         self._activity.enter(HangStep.WRITING)
         return self._writer.probe(slices)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import Batch, PartFailure, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.errors import TransformFailedError
@@ -81,7 +81,10 @@ def test_a_value_that_no_table_holds_fails_and_leaves_no_file(spark, tmp_path: P
         fetched(spark, one, given)
     assert caught.value.detail == r"column t: b'\xff\xfe' is not UTF-8"
     assert list((tmp_path / "t" / "batches").iterdir()) == []
-    assert one.probe([given.slice(0, 1), given.slice(1)]) == [caught.value.detail, None]
+    assert one.probe([given.slice(0, 1), given.slice(1)]) == [
+        PartFailure(caught.value.detail),
+        None,
+    ]
 
 
 def test_the_memory_of_a_task_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,15 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import functions as f
 
+from kcl_pipeline.batch import Batch, Chunk
+from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import SinkError, TransformFailedError
+from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.spark.failures import outcomes, probes
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.writer import SparkBatchWriter, transformed
+from kcl_pipeline.worker.batch_runner import WriteSteps
+from kcl_pipeline.worker.failures import FailureLimits
 from tests.spark.test_writer import batch, records
 
 GOOD, BAD = b'{"amount": "1"}', b'{"amount": '
@@ -72,9 +77,9 @@ def test_the_parts_that_fail_are_told_from_the_others(spark, tmp_path: Path, tra
     parts[2] = records(GOOD, BAD, GOOD)
     parts[4] = records(BAD)
     found = writer.probe(parts)
-    assert [number for number, text in enumerate(found) if text is not None] == [2, 4]
-    assert error in found[2]
-    assert "on 1 records" not in found[4]
+    assert [number for number, failure in enumerate(found) if failure is not None] == [2, 4]
+    assert error in found[2].error
+    assert "on 1 records" not in found[4].error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,10 +97,10 @@ def test_a_part_is_one_partition_and_the_setting_for_it_is_put_back(spark):
     before = [spark.conf.get(key, None) for key in keys]
     probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n))
     chunked = pa.concat_tables([records(GOOD), records(GOOD, GOOD)])
-    assert probe.errors([chunked] * 10) == [None] * 10
+    assert probe.failures([chunked] * 10) == [None] * 10
     assert seen == [10]
     assert [spark.conf.get(key, None) for key in keys] == before
-    assert probe.errors([]) == []
+    assert probe.failures([]) == []
 
 
 def test_a_part_longer_than_a_record_batch_of_spark_is_one_partition(spark):
@@ -109,9 +114,9 @@ def test_a_part_longer_than_a_record_batch_of_spark_is_one_partition(spark):
         return frame
 
     probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n))
-    assert probe.errors([records(*[GOOD] * length), records(GOOD)]) == [None, None]
+    assert probe.failures([records(*[GOOD] * length), records(*[GOOD] * 99)]) == [None, None]
     assert partitions == [2]
-    assert batches == [str(length - 1)], "the transform has the batches that it has in a write"
+    assert all(0 < int(rows) < length for rows in batches), "no longer batches than in a write"
 
 
 def test_the_transform_is_called_in_the_callers_thread_only(spark):
@@ -122,7 +127,7 @@ def test_the_transform_is_called_in_the_callers_thread_only(spark):
         return grouped(frame)
 
     probe = SparkProbe(spark, lambda frame, n: transformed(frame, noting, n))
-    assert probe.errors([records(GOOD)] * 4) == [None] * 4
+    assert probe.failures([records(GOOD)] * 4) == [None] * 4
     assert threads == {threading.get_ident()}
 
 
@@ -136,7 +141,7 @@ def jobs_of_a_round(spark, transform, folder: Path, count: int = 40) -> int:
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
     before = scheduler.nextJobId()
     found = writer.probe(parts)
-    assert [number for number, text in enumerate(found) if text is not None] == failing
+    assert [number for number, failure in enumerate(found) if failure is not None] == failing
     return scheduler.nextJobId() - before
 
 
@@ -181,7 +186,82 @@ def test_a_stack_overflow_fails_its_part_only(spark, tmp_path: Path):
     with pytest.raises(TransformFailedError, match="StackOverflowError"):
         writer.write(batch(GOOD, long))
     found = writer.probe([records(GOOD), records(GOOD, long), records(GOOD)])
-    assert found == [None, "StackOverflowError", None]
+    assert [failure and failure.error for failure in found] == [None, "StackOverflowError", None]
+
+
+def pickled(frame):
+    amount = f.udf(lambda data: float(json.loads(data)["amount"]), "double", useArrow=False)
+    return frame.select(amount("data").alias("amount"))
+
+
+def streamed(frame):
+    def amounts(frames):
+        for some in frames:
+            yield some[["data"]].map(lambda data: json.loads(data)["amount"])
+
+    return frame.mapInPandas(amounts, "data string")
+
+
+@pytest.mark.parametrize("transform", [failfast, in_python, pickled, streamed])
+def test_rows_that_were_returned_show_where_a_part_fails(spark, tmp_path: Path, transform):
+    """The batch after them is a 64th of a long part, and a record of a short one."""
+    writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
+    long = records(*[GOOD] * 400, BAD, *[GOOD] * 239)
+    short = records(*[GOOD] * 20, BAD, *[GOOD] * 9)
+    first = records(BAD, *[GOOD] * 9)
+    found = writer.probe([long, first, short])
+    assert [list(failure.suspects) for failure in found] == [[*range(400, 410)], [], [20]]
+
+
+def filtered(frame):
+    """Returns fewer rows than it reads."""
+    return in_python(frame.where(f.col("sub_sequence_number") % 3 == 0))
+
+
+def repeated(frame):
+    """Returns more rows than it reads."""
+    rows = frame.select("data", f.explode(f.sequence(f.lit(1), f.lit(5))))
+    return in_python(rows)
+
+
+def turned(frame):
+    """Reads all rows before it returns the last one first."""
+    return in_python(frame.sortWithinPartitions(f.desc("sub_sequence_number")))
+
+
+def at_the_end(frame):
+    """Returns all rows, and then fails because of one of them."""
+
+    def same(batches):
+        bad = 0
+        for some in batches:
+            bad += sum(value == BAD for value in some["data"].to_pylist())
+            yield some
+        if bad:
+            raise ValueError(f"{bad} bad records")
+
+    return frame.mapInArrow(same, frame.schema)
+
+
+@pytest.mark.parametrize("transform", [filtered, repeated, turned, at_the_end])
+def test_rows_that_show_another_place_change_no_result(spark, tmp_path: Path, transform):
+    bad = {0, 90, 150, 151, 297}
+    rows = records(*[BAD if row in bad else GOOD for row in range(300)])
+    place = rows.schema.get_field_index("sub_sequence_number")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(range(300), pa.int64()))
+    given = Batch("b", (Chunk("s1", rows, TRIM_HORIZON, Position("300"), 0),), rows)
+    writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
+    steps = WriteSteps(
+        writer, FailureLimits(BatchSettings()), lambda same: same, random.Random(1), lambda: False
+    )
+    paused: dict[str, str] = {}
+    [part] = steps.run(given, paused.update)
+    [failed] = part.failed.values()
+    # The filter leaves 151 out; the other four are multiples of 3.
+    expected = {row for row in bad if row % 3 == 0} if transform is filtered else bad
+    assert set(failed["sub_sequence_number"].to_pylist()) == expected
+    assert part.records.num_rows == 300 - len(expected)
+    assert paused == {}
 
 
 def outcomes_of(spark, frame, attempts: int):
@@ -217,7 +297,7 @@ def test_a_failing_part_does_not_ask_for_the_stack_traces_of_the_jvm(
     monkeypatch.setattr(Py4JJavaError, "__str__", lambda _error: asked.append(1) or "")
     writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
     found = writer.probe([records(BAD), records(GOOD)])
-    assert error in found[0]
+    assert error in found[0].error
     assert found[1] is None
     assert asked == []
 
@@ -229,7 +309,7 @@ def test_an_error_of_spark_itself_is_raised(spark, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(probes, "classified", failing)
     probe = SparkProbe(spark, lambda frame, n: transformed(frame, failfast, n))
     with pytest.raises(SinkError, match="Spark is gone"):
-        probe.errors([records(GOOD), records(BAD)])
+        probe.failures([records(GOOD), records(BAD)])
 
 
 @pytest.mark.parametrize("transform", ["jvm", "values"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, REJECTED_SCHEMA, Batch, Chunk
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    RECORD_SCHEMA,
+    REJECTED_SCHEMA,
+    Batch,
+    Chunk,
+    PartFailure,
+)
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -139,6 +147,78 @@ def test_thirty_of_fifty_thousand_take_few_calls_and_no_files_but_the_batch():
     assert len(bench.calls) < 1_200
     assert len(failing) < 120
     assert len(bench.table.objects) == 1
+
+
+class Suspecting:
+    """A writer that names suspects; counts the parts that it evaluates.
+
+    Args:
+        bench: Has the writer that evaluates them.
+        suspects: Returns the suspects of a failing part.
+    """
+
+    def __init__(self, bench: Bench, suspects: Callable[[pa.Table], range]):
+        self._probe, self._suspects = bench.writer.probe, suspects
+        self.evaluated = self.failing = 0
+        bench.writer.probe = self.probe  # type: ignore[method-assign]
+
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        failures = self._probe(slices)
+        self.evaluated += len(slices)
+        self.failing += sum(failure is not None for failure in failures)
+        return [
+            failure and replace(failure, suspects=self._suspects(part))
+            for failure, part in zip(failures, slices, strict=True)
+        ]
+
+
+@given(
+    st.integers(1, 300).flatmap(
+        lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=10))
+    ),
+    st.data(),
+)
+def test_wrong_suspects_change_no_result(case: tuple[int, set[int]], data: st.DataObject):
+    count, bad = case
+    bench = Bench(max_dead_letter_share=1)
+    near = st.builds(range, st.integers(0, 310), st.integers(0, 310))
+    Suspecting(bench, lambda _: data.draw(near))
+    [part] = bench.split(batch_of(s1=[BAD if i in bad else GOOD for i in range(count)]))
+    assert numbers(part, "s1") == [str(row + 1) for row in sorted(bad)]
+    assert bench.rows(part) == [str(row + 1) for row in range(count) if row not in bad]
+    assert bench.paused == {}
+
+
+def first_bad(part: pa.Table) -> int:
+    return int(pc.index(part["data"], pa.scalar(BAD, pa.binary())).as_py())
+
+
+def batch_after(part: pa.Table, returned: int) -> range:
+    """The 64th of a long part, or the record of a short one, that follows the returned rows."""
+    size = max(part.num_rows // 64, 1) if part.num_rows > 64 else 1
+    begin = returned // size * size
+    return range(begin, begin + size) if begin else range(0)
+
+
+@pytest.mark.parametrize(
+    ("suspects", "most", "most_failing"),
+    [
+        (lambda part: batch_after(part, first_bad(part)), 320, 110),
+        (lambda part: batch_after(part, first_bad(part) // 3), 1_200, 150),  # it filters
+        (lambda part: batch_after(part, 3 * first_bad(part)), 1_200, 150),  # it multiplies
+        (lambda part: batch_after(part, part.num_rows - 1), 1_200, 150),  # it fails at the end
+    ],
+)
+def test_suspects_that_fail_save_parts_and_others_cost_a_round(
+    suspects: Callable[[pa.Table], range], most: int, most_failing: int
+):
+    bad = set(random.Random(7).sample(range(50_000), 30))
+    bench = Bench()
+    counts = Suspecting(bench, suspects)
+    [part] = bench.split(batch_of(s1=[BAD if i in bad else GOOD for i in range(50_000)]))
+    assert numbers(part, "s1") == [str(row + 1) for row in sorted(bad)]
+    assert counts.evaluated < most
+    assert counts.failing < most_failing
 
 
 def test_more_than_a_hundred_failing_records_of_many_are_no_broken_transform():

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.batch import Batch, DataFile, PartFailure, Written
 from kcl_pipeline.position import Position
 
 SCHEMA: Final = pa.schema([("id", pa.int64())])
@@ -32,8 +32,8 @@ class RangeWriter:
         )
         return Written(files, SCHEMA, len(files))
 
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
-        """Return no errors."""
+    def probe(self, parts: Sequence[pa.Table]) -> list[PartFailure | None]:
+        """Return no failures."""
         return [None for _ in parts]
 
 

@@ -28,6 +28,7 @@ public Object generate(Object[] references) {
 
 final class Outcome extends org.apache.spark.sql.execution.BufferedRowIterator {
   private scala.collection.Iterator rows;
+  private int returned = 0;
   private boolean ended = false;
 
   public void init(int index, scala.collection.Iterator[] inputs) {
@@ -39,7 +40,10 @@ final class Outcome extends org.apache.spark.sql.execution.BufferedRowIterator {
     if (ended) return;
     ended = true;
     try {
-      while (rows.hasNext()) rows.next();
+      while (rows.hasNext()) {
+        rows.next();
+        returned++;
+      }
     } catch (Throwable error) {
       if (!(error instanceof Exception || error instanceof StackOverflowError)
           || error instanceof InterruptedException
@@ -64,12 +68,13 @@ final class Outcome extends org.apache.spark.sql.execution.BufferedRowIterator {
           + message.substring(message.length() - MOST_CHARACTERS / 2);
     }
     org.apache.spark.sql.catalyst.expressions.codegen.UnsafeRowWriter writer =
-        new org.apache.spark.sql.catalyst.expressions.codegen.UnsafeRowWriter(3, 256);
+        new org.apache.spark.sql.catalyst.expressions.codegen.UnsafeRowWriter(4, 256);
     writer.reset();
     writer.zeroOutNullBytes();
     writer.write(0, partitionIndex);
     writer.write(1, org.apache.spark.unsafe.types.UTF8String.fromString(name));
     writer.write(2, org.apache.spark.unsafe.types.UTF8String.fromString(message));
+    writer.write(3, returned);
     append(writer.getRow().copy());
   }
 }
@@ -81,11 +86,13 @@ class TaskError(Exception):
 
     Attributes:
         causes: Class and message of the error and of its causes.
+        returned: How many rows the transform had returned before the error.
     """
 
-    def __init__(self, causes: list[tuple[str, str]]) -> None:
+    def __init__(self, causes: list[tuple[str, str]], returned: int) -> None:
         super().__init__(causes[-1][1])
         self.causes = causes
+        self.returned = returned
 
 
 def with_outcomes(gateway: Any, context: Any, rdd: Any, attempts: int) -> Any:
@@ -127,9 +134,12 @@ def with_outcomes(gateway: Any, context: Any, rdd: Any, attempts: int) -> Any:
 
 def errors_of(rows: Any) -> dict[int, TaskError]:
     """Return the errors by partition, from the collected rows of `with_outcomes`."""
-    causes: dict[int, list[tuple[str, str]]] = {}
+    errors: dict[int, TaskError] = {}
     for number in range(rows.size()):
         row = rows.get(number)
-        cause = (str(row.getString(1)), str(row.getString(2)))
-        causes.setdefault(int(row.getInt(0)), []).append(cause)
-    return {partition: TaskError(found) for partition, found in causes.items()}
+        partition, cause = int(row.getInt(0)), (str(row.getString(1)), str(row.getString(2)))
+        if partition in errors:
+            errors[partition].causes.append(cause)
+        else:
+            errors[partition] = TaskError([cause], int(row.getInt(3)))
+    return errors

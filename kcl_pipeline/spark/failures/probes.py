@@ -11,7 +11,10 @@ each part that fails: Spark ends a Python process whose task fails, and a new on
 A task costs as much as hundreds of records, so parts are checked in large groups first, and alone
 only in a group that the check refuses.
 
-The tasks return their errors (`spark.outcomes`), so one job finds all failing parts. An error that
+The tasks return their errors (`spark.outcomes`), so one job finds all failing parts, and how many
+rows the transform had returned before. A Python worker returns rows in batches, so the failing
+record of most transforms is in the batch that follows. Long parts have `_BATCHES` batches. Short
+ones have a batch per record, in a job of their own. An error that
 they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
 fails ends its job. Then each part gets a plan and a job of its own, too.
 
@@ -30,6 +33,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 from uuid import uuid4
@@ -46,6 +50,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
+from kcl_pipeline.batch import PartFailure
 from kcl_pipeline.errors import KclError, TransformFailedError
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.outcomes import errors_of, with_outcomes
@@ -63,6 +68,10 @@ _LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold
 """Below this size Spark keeps Arrow rows in the plan and evaluates all of them while planning."""
 _BATCH_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 """A longer record batch becomes several partitions. It also limits the batches of a Python UDF."""
+_LIMITS: Final = (_BATCH_RECORDS, "spark.sql.execution.python.udf.maxRecordsPerBatch")
+"""Limits of the batches of Python UDFs, with and without Arrow."""
+_BATCHES: Final = 64
+"""A batch costs a hundredth of a part that fails."""
 
 
 class SparkProbe:
@@ -95,8 +104,8 @@ class SparkProbe:
         self._check = check
         self.raises = raises
 
-    def errors(self, slices: Sequence[pa.Table]) -> list[str | None]:
-        """The error of each part; None for a part without an error.
+    def failures(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        """The failure of each part; None for a part on which the transform succeeds.
 
         Raises:
             SinkError: Spark itself failed.
@@ -105,27 +114,27 @@ class SparkProbe:
             refused = self._refused_together(slices, self._check)
             if refused is not None:
                 return refused
-        errors = self._raised(slices)
-        has_raised = any(errors)
-        passed = [number for number, error in enumerate(errors) if error is None]
+        failures = self._raised(slices)
+        has_raised = any(failures)
+        passed = [number for number, failure in enumerate(failures) if failure is None]
         if self._check is not None and passed:
             refused = self._refused([slices[number] for number in passed], self._check)
-            for number, error in zip(passed, refused, strict=True):
-                errors[number] = error
-        if any(errors):  # a sample of parts that are all good shows nothing
+            for number, failure in zip(passed, refused, strict=True):
+                failures[number] = failure
+        if any(failures):  # a sample of parts that are all good shows nothing
             self.raises = has_raised
-        return errors
+        return failures
 
     def _refused(
         self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
-    ) -> list[str | None]:
-        """The error of the check for each of these parts. The transform fails on none of them."""
+    ) -> list[PartFailure | None]:
+        """The refusal of the check for each of these parts. The transform fails on none of them."""
         together = self._refused_together(slices, check)
         return self._refused_alone(slices, check) if together is None else together
 
     def _refused_together(
         self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
-    ) -> list[str | None] | None:
+    ) -> list[PartFailure | None] | None:
         """Check groups of parts, and then each part of the groups that the check refuses.
 
         None: a job failed, or the transform needs a plan for each part. Then a group may have
@@ -141,29 +150,29 @@ class SparkProbe:
             return None
         if results is None:
             return None
-        errors: list[str | None] = [None] * len(slices)
+        failures: list[PartFailure | None] = [None] * len(slices)
         refused: list[int] = []
         for group, result in zip(groups, results, strict=True):
             refusal = _refusal(result, check)
             if len(group) == 1:
-                errors[group[0]] = refusal
+                failures[group[0]] = refusal
             elif refusal is not None:
                 refused += group
         if refused:
             alone = self._refused_alone([slices[number] for number in refused], check)
-            for number, text in zip(refused, alone, strict=True):
-                errors[number] = text
-        return errors
+            for number, failure in zip(refused, alone, strict=True):
+                failures[number] = failure
+        return failures
 
     def _refused_alone(
         self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
-    ) -> list[str | None]:
+    ) -> list[PartFailure | None]:
         """Check each part."""
         try:
             results = self._results(slices)
         except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
             if len(slices) == 1:
-                return [self._text(error, slices[0].num_rows)]
+                return [self._failure(error, slices[0].num_rows)]
             # Perhaps they are larger than what Spark returns to a driver.
             half = len(slices) // 2
             return [
@@ -195,15 +204,30 @@ class SparkProbe:
         edges = np.searchsorted(numbers, np.arange(len(slices) + 1)).tolist()
         return [rows.slice(begin, end - begin) for begin, end in pairwise(edges)]
 
-    def _raised(self, slices: Sequence[pa.Table]) -> list[str | None]:
-        """The error of each part on which the transform fails."""
+    def _raised(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        """The failure of each part on which the transform fails."""
+        failures: list[PartFailure | None] = [None] * len(slices)
+        groups: tuple[list[int], list[int]] = ([], [])
+        for number, part in enumerate(slices):
+            groups[part.num_rows <= _BATCHES].append(number)
+        for group in groups:
+            found = self._raised_together([slices[number] for number in group])
+            for number, failure in zip(group, found, strict=True):
+                failures[number] = failure
+        return failures
+
+    def _raised_together(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        """Like `_raised`, with batches whose length fits the longest part."""
         if not slices:
             return []
-        planned = self._planned(slices)
-        reported = self._reported(slices, planned[1]) if planned is not None else None
+        rows = max(max(part.num_rows for part in slices) // _BATCHES, 1)
+        planned = self._planned(slices, rows)
+        reported = self._reported(slices, planned[1], rows) if planned is not None else None
         return self._raised_alone(slices) if reported is None else reported
 
-    def _reported(self, slices: Sequence[pa.Table], rdd: Any) -> list[str | None] | None:
+    def _reported(
+        self, slices: Sequence[pa.Table], rdd: Any, batch_rows: int
+    ) -> list[PartFailure | None] | None:
         """Evaluate all parts in one job. None: the job failed."""
         gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
         context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
@@ -214,36 +238,56 @@ class SparkProbe:
         except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
             _LOG.info("using a job for each part: %s", spark_line(error))
             return None
-        return [
-            self._text(errors[number], part.num_rows) if number in errors else None
-            for number, part in enumerate(slices)
-        ]
+        failures: list[PartFailure | None] = [None] * len(slices)
+        for number, task in errors.items():
+            failure = self._failure(task, slices[number].num_rows)
+            # Without a returned row, it may have to read all of them before it returns the first.
+            if task.returned:
+                suspects = range(task.returned, task.returned + batch_rows)
+                failure = replace(failure, suspects=suspects)
+            failures[number] = failure
+        return failures
 
     def _tasks(self, slices: Sequence[pa.Table]) -> int:
         """In how many tasks one job evaluates these parts."""
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         return min(max(cores, math.ceil(len(slices) / _PARTS_OF_A_TASK)), len(slices))
 
-    def _planned(self, slices: Sequence[pa.Table]) -> tuple[DataFrame, Any] | None:
+    def _planned(
+        self, slices: Sequence[pa.Table], batch_rows: int | None = None
+    ) -> tuple[DataFrame, Any] | None:
         """Plan all parts together: the result, and the RDD that evaluates it.
 
         Partition n comes from part n. None: the transform needs a plan for each part.
+
+        Args:
+            slices: The parts.
+            batch_rows: Most rows of a batch that a Python function gets. None: as in a write.
         """
         batches = [batch for part in slices for batch in _one_batch(part)]
         longest = max(batch.num_rows for batch in batches)
         # Not while the transform is called: it would get larger batches than in a write.
         with _settings(self._session, {_LOCAL_RELATION_BYTES: "0", _BATCH_RECORDS: str(longest)}):
             frame = self._session.createDataFrame(pa.Table.from_batches(batches))
+        limits = self._limits(batch_rows) if batch_rows else {}
         try:
-            result = self._apply(frame, sum(batch.num_rows for batch in batches))
-            rdd = evaluated(result)
+            with _settings(self._session, limits):
+                result = self._apply(frame, sum(batch.num_rows for batch in batches))
+                rdd = evaluated(result)
             whole = rdd.getNumPartitions() == len(slices) and _is_narrow(rdd.rdd())
         except Exception:  # noqa: BLE001
             # The failed part is not known. Each part is planned alone and raises again.
             return None
         return (result, rdd) if whole else None
 
-    def _raised_alone(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def _limits(self, batch_rows: int) -> dict[str, str]:
+        """Settings for batches of so many rows, or of the configured number if that is smaller."""
+        most = str(batch_rows)
+        given = {key: int(self._session.conf.get(key, most) or most) for key in _LIMITS}
+        # Of these two settings, the one for Arrow may be 0: then a write has no limit.
+        return {key: str(rows) if 0 < rows < batch_rows else most for key, rows in given.items()}
+
+    def _raised_alone(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Like `_raised`, with a plan and a job for each part. The jobs run at the same time."""
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         with ThreadPoolExecutor(min(cores, MAX_JOBS_AT_ONCE), thread_name_prefix="probe") as pool:
@@ -257,9 +301,9 @@ class SparkProbe:
                 else:
                     gateway = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark)
                     jobs.append(pool.submit(_call, gateway, rdd, "count"))
-            errors = [job if isinstance(job, Exception) else _failure(job) for job in jobs]
+            errors = [job if isinstance(job, Exception) else _error_of(job) for job in jobs]
         return [
-            None if error is None else self._text(error, part.num_rows)
+            None if error is None else self._failure(error, part.num_rows)
             for error, part in zip(errors, slices, strict=True)
         ]
 
@@ -267,22 +311,22 @@ class SparkProbe:
         rows = pa.Table.from_batches(_one_batch(part))
         return self._apply(self._session.createDataFrame(rows), part.num_rows)
 
-    def _text(self, error: Exception, records: int) -> str:
+    def _failure(self, error: Exception, records: int) -> PartFailure:
         found = error if isinstance(error, KclError) else classified(error, records)
         if isinstance(found, TransformFailedError):
-            return found.detail
+            return PartFailure(found.detail)
         raise found from error
 
 
-def _refusal(result: pa.Table, check: Callable[[pa.Table], object]) -> str | None:
+def _refusal(result: pa.Table, check: Callable[[pa.Table], object]) -> PartFailure | None:
     try:
         check(result)
     except TransformFailedError as error:
-        return error.detail
+        return PartFailure(error.detail)
     return None
 
 
-def _failure(job: Future[Any]) -> Exception | None:
+def _error_of(job: Future[Any]) -> Exception | None:
     try:
         job.result()
     except Exception as error:  # noqa: BLE001 (classified by the caller)

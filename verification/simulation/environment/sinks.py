@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, DataFile, Written
+from kcl_pipeline.batch import Batch, BatchWriter, DataFile, PartFailure, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
@@ -159,7 +159,7 @@ class StoreFunction(FunctionCalls[tuple[DataFile, ...]]):
         kept = self.keep(batch, written.files, written.rows, ExitStack())
         return replace(written, files=(kept,))
 
-    def probe(self, slices: Sequence[pa.Table]) -> list[str | None]:
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """See `BatchWriter.probe`."""
         return list(self._writer.probe(slices))
 
