@@ -6,6 +6,7 @@ The hosted CI runs this test with each supported minor version.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 from dataclasses import fields
 from io import BytesIO
@@ -47,7 +48,7 @@ IMPORTS = {
 """Names by module."""
 ATTRIBUTES = {
     # botocore: a response is read with a deadline and a limit of bytes.
-    "deadline.py": {"_content", "_send"},
+    "aws_calls.py": {"_content", "_send"},
     "kinesis/boto.py": {"_content", "_send"},
     # botocore: events of a subscription are read one at a time.
     "kinesis/fan_out/boto.py": {"_event_generator", "_raw_stream"},
@@ -79,6 +80,7 @@ PUBLIC = {
 """Modules with a page in the API reference of their library."""
 
 
+@functools.cache
 def trees() -> list[tuple[str, ast.Module]]:
     return [
         (path.relative_to(PRODUCT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))

@@ -34,7 +34,7 @@ def test_kill_pause_and_stop_in_mid_batch_with_a_reshard(fleet: Fleet):
     names = ["a-1", "a-2", "a-3"]
     for name in names:
         fleet.start(name)
-    publisher = Publisher(fleet)
+    publisher = Publisher(fleet, per_second=300)
     publisher.start()
     wait_until(lambda: held_by_all(fleet, names), 90, "three workers to share all leases")
     wait_until(lambda: fleet.rows.count() > 200, 60, "the first rows")

@@ -36,6 +36,7 @@ def with_long(*short: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("write_path", every, indirect=True)
 
 
+@with_long("frame executors", "arrow driver")
 def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path, write_path):
     stage = Stage(aws, spark, tmp_path, write_path)
     stage.put(*numbered(1500))
@@ -82,6 +83,7 @@ def test_small_batches_end_inside_aggregates_and_a_reshard_is_followed(
     assert [event.lease_key for event in stage.of(ShardEnded)] == [shard]
 
 
+@with_long("frame driver", "arrow executors")
 def test_a_record_that_the_transform_cannot_take_goes_to_the_dead_letters(
     aws, spark, tmp_path, write_path
 ):

@@ -172,6 +172,7 @@ def test_losing_a_shard_survives_lost_answers(make):
     assert wanted is None, "each answer was lost"
 
 
+@BOTH
 def test_an_end_of_another_stream_of_the_same_name_ends_no_lease(make):
     """The position is TRIM_HORIZON, which fits every stream. The leader has not noticed it yet."""
     world = make()
@@ -187,6 +188,7 @@ def test_an_end_of_another_stream_of_the_same_name_ends_no_lease(make):
     assert any("was deleted and created again" in event.error for event in world.of(AwsTrouble))
 
 
+@BOTH
 def test_an_end_waits_for_its_proof(make):
     world = make()
     world.put(*numbered(20))
