@@ -245,16 +245,14 @@ class _Shard:
     def is_behind(self, since: float) -> bool:
         """Return whether there may be records that are not committed.
 
-        A shard that was read to its end after `since` (monotonic seconds) has none.
+        A shard that was read to its tip after `since` (monotonic seconds) has none. One that ends
+        still needs the processing thread.
         """
         consumer, reading = self.consumer, self.reading
-        if consumer is None or consumer.in_batch:
+        if consumer is None or consumer.state is ConsumerState.ENDING:
             return True
-        if consumer.state is not ConsumerState.READING:
-            return consumer.state is not ConsumerState.ENDED
-        if reading is None or reading.has_waiting or not reading.caught_up:
-            return True
-        return (reading.read_at or 0.0) <= since
+        has_waiting = reading is not None and reading.has_waiting
+        return has_waiting or not consumer.is_read(reading, since)
 
     def step(self, *, is_known: bool) -> tuple[StallStep, str | None]:
         """Return the step that the shard waits in, and the last error.
