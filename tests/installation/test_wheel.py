@@ -37,6 +37,28 @@ lean = KinesisPipeline(
 """
 
 
+WORK = """
+import json
+
+from deltalake import DeltaTable
+from typer.testing import CliRunner
+
+from kcl_pipeline.cli import app
+from kcl_pipeline.delta.dead_letters import read_rows
+
+pipeline = ("--pipeline", "lean_pipeline:lean")
+worker = CliRunner().invoke(app, ["worker", *pipeline, "--drain"])
+doctor = CliRunner().invoke(app, ["doctor", *pipeline, "--json"])
+rows = read_rows(DeltaTable("lake/lean"), "select size from rows")
+print(json.dumps({
+    "codes": [worker.exit_code, doctor.exit_code],
+    "worker": worker.stderr,
+    "levels": [found["level"] for found in json.loads(doctor.stdout)],
+    "bytes": sum(rows["size"].to_pylist()),
+}))
+"""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     return build_wheel(tmp_path_factory.mktemp("wheel"))
@@ -134,8 +156,8 @@ def test_the_command_prints_its_version_and_names_a_missing_extra(python):
 
 
 def test_a_worker_writes_the_table(python, tmp_path):
+    """In one process, as each one imports for two seconds."""
     (tmp_path / "lean_pipeline.py").write_text(PIPELINE)
-    command = python.parent / "kcl-pipeline"
     with EmbeddedAws() as aws:
         client = boto3.Session("local", "local", region_name=aws.region).client(
             "kinesis", endpoint_url=aws.endpoint_url
@@ -146,25 +168,12 @@ def test_a_worker_writes_the_table(python, tmp_path):
             Records=[{"Data": b"x" * n, "PartitionKey": str(n)} for n in range(1, RECORDS + 1)],
         )
         environment = {**aws.environment(), "PYTHONPATH": str(tmp_path)}
-        pipeline = ("--pipeline", "lean_pipeline:lean")
-        worker = run(command, "worker", *pipeline, "--drain", cwd=tmp_path, **environment)
-        assert f"{RECORDS} records" in worker.stderr
-        doctor = run(command, "doctor", *pipeline, "--json", cwd=tmp_path, **environment)
-        assert {found["level"] for found in json.loads(doctor.stdout)} <= {
-            "ok",
-            "unknown",
-            "warning",
-        }
-    rows = run(
-        python,
-        "-c",
-        "from deltalake import DeltaTable; "
-        "from kcl_pipeline.delta.dead_letters import read_rows; "
-        "found = read_rows(DeltaTable('lake/lean'), 'select size from rows')['size']; "
-        "print(sum(found.to_pylist()))",
-        cwd=tmp_path,
-    )
-    assert int(rows.stdout) == sum(range(1, RECORDS + 1))
+        done = run(python, "-c", WORK, cwd=tmp_path, **environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["codes"] == [0, 0]
+    assert f"{RECORDS} records" in found["worker"]
+    assert {*found["levels"]} <= {"ok", "unknown", "warning"}
+    assert found["bytes"] == sum(range(1, RECORDS + 1))
 
 
 def test_the_core_requirements_are_the_ones_of_pyproject(metadata):

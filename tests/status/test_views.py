@@ -361,7 +361,7 @@ def test_a_healthy_application_has_no_fault_in_any_view(views, instance):
 
 
 SHORT = {
-    "worker_hung", "shard_stalled", "records_lost", "application_paused", "row_unreadable",
+    "worker_hung", "records_lost", "application_paused", "row_unreadable",
     "no_leader", "worker_silent", "hash_keys_uncovered", "table_missing", "no_permission",
     "checkpoint_still", "stream_unavailable", min(ADVICE_ON_RUNS),
 }  # fmt: skip

@@ -41,12 +41,18 @@ def test_seeds_draw_from_every_incident():
     assert len({*INCIDENTS}) == len(INCIDENTS)
 
 
+FIRST = {"seek": 431, "put_back_table": 213}
+"""Seeds that have had one. The others follow when these have none any more."""
+
+
 @pytest.mark.parametrize("incident", sorted(methods(TableIncidents)))
 def test_an_incident_of_the_table_happens_in_one_of_a_few_seeds(incident):
     """The counter says that the table has changed, not only that it was tried."""
     chosen = INCIDENTS.index(incident)
     done = 0
-    for seed in range(chosen, 12 * len(INCIDENTS), len(INCIDENTS)):
+    seeds = range(chosen, 12 * len(INCIDENTS), len(INCIDENTS))
+    first = FIRST.get(incident, chosen)
+    for seed in sorted(seeds, key=lambda seed: seed != first):
         outcome = simulate(seed, StormOptions())
         assert outcome.violations == (), outcome.timeline()
         assert outcome.faults["incident", incident] > 0
