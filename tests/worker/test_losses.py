@@ -83,6 +83,12 @@ def test_at_latest_the_shard_is_started_anew_behind_what_is_there():
     assert world.of(RecordsLost) == [lost]
 
 
+def test_at_latest_the_shard_is_read_on_where_the_table_ends():
+    world = reading("LATEST")
+    delete(world)
+    assert not world.of(RecordsLost)
+
+
 def test_at_latest_a_shard_of_which_nothing_was_read_yet_loses_nothing():
     world = World(shards=1, shard_sync={"initial_position_in_stream": "LATEST"})
     world.run(1)
