@@ -48,7 +48,7 @@ from kcl_pipeline.shards import USER_PARTITION_KEY, Shard, StreamId
 
 
 def kinesis_errors(operation: str, about: str) -> AbstractContextManager[None]:
-    """Translate errors in a block, like `aws_errors.aws_errors`.
+    """Translate errors in a block, like `aws_calls.aws_errors`.
 
     Args:
         operation: Name of the API operation.
