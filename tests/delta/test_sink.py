@@ -336,7 +336,7 @@ def test_settings_that_cannot_work_are_named() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("workers", "commits"), [(4, 12), pytest.param(8, 20, marks=pytest.mark.long)]
+    ("workers", "commits"), [(3, 8), pytest.param(8, 20, marks=pytest.mark.long)]
 )
 def test_processes_lose_and_repeat_nothing(uri: str, workers: int, commits: int) -> None:
     results = run_writers(uri, workers=workers, commits=commits)

@@ -71,7 +71,7 @@ class Hanging:
             world.worker.lease_tick()
             world.worker.lead_tick()
             world.worker.fetch_tick()
-            world.clock.advance(0.1)
+            world.clock.advance(0.2)
 
     def end(self):
         self.transform.release.set()

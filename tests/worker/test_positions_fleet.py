@@ -94,7 +94,7 @@ def stop_worker(world):
     world.worker.start_up()
 
 
-@pytest.mark.parametrize("again", range(3))
+@pytest.mark.parametrize("again", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_a_worker_that_crashes_repeats_nothing(again):
     world = World(shards=2)
     for part in range(again + 2):
@@ -143,6 +143,11 @@ def erase_all(world):
         world.leases.erase(key)
 
 
+each_position = pytest.mark.parametrize(
+    "position", [pytest.param("TRIM_HORIZON", marks=pytest.mark.long), "LATEST", "AT_TIMESTAMP"]
+)
+
+
 def of_initial_position(position, **settings):
     sync = {"initial_position_in_stream": position}
     if position == "AT_TIMESTAMP":
@@ -150,7 +155,7 @@ def of_initial_position(position, **settings):
     return World(shards=1, shard_sync=sync, **settings)
 
 
-@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])
+@each_position
 def test_deleted_rows_of_a_shard_that_was_split_meanwhile_lose_and_repeat_nothing(position):
     world = of_initial_position(position)
     world.run(5)
@@ -166,7 +171,7 @@ def test_deleted_rows_of_a_shard_that_was_split_meanwhile_lose_and_repeat_nothin
     assert not world.of(RecordsLost)
 
 
-@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])
+@each_position
 def test_the_deleted_row_of_a_parent_is_restored_before_its_children_begin(position):
     world = of_initial_position(position)
     world.run(5)
