@@ -208,8 +208,11 @@ class SparkProbe:
         """The failure of each part on which the transform fails."""
         failures: list[PartFailure | None] = [None] * len(slices)
         groups: tuple[list[int], list[int]] = ([], [])
+        has_long = any(part.num_rows > _BATCHES for part in slices)
         for number, part in enumerate(slices):
-            groups[part.num_rows <= _BATCHES].append(number)
+            # A record alone is one batch in any plan, and needs no second one.
+            fits_long = part.num_rows > _BATCHES or (has_long and part.num_rows == 1)
+            groups[not fits_long].append(number)
         for group in groups:
             found = self._raised_together([slices[number] for number in group])
             for number, failure in zip(group, found, strict=True):
