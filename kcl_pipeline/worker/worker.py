@@ -655,7 +655,7 @@ class LeaseLoop:
             self._dependencies.events(StatusMeasured(self._dependencies.worker_id, self._status()))
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()
-            if not self._stop.is_set() and not is_2x:
+            if not is_2x:
                 self._calls.start(LeaseTask.DISCOVERY, self._discover)
         captures = self._capture.ready()
         is_due = self._report.ready() or self._is_first_commit()
@@ -712,6 +712,8 @@ class LeaseLoop:
 
     def _discover(self) -> None:
         """Query the index; start a look-up for each new lease, so that none waits for another."""
+        if self._stop.is_set():  # also one that was due before, and began now
+            return
         started: list[str] = []
 
         def start(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
