@@ -35,13 +35,14 @@ class Blocking:
 class Hanging:
     """A world whose processing thread is in the transform; the test is the thread that renews."""
 
-    def __init__(self, *, buffered=True, put=True):
+    def __init__(self, *, buffered=True, put=True, **settings):
         self.transform = Blocking()
         self.world = World(
             shards=1,
             buffered=buffered,
             transform=self.transform,
             worker={"hung_after_millis": round(AFTER * 1000)},
+            **settings,
         )
         self.world.run(5)
         if put:
@@ -315,5 +316,14 @@ def test_leases_are_released_without_their_consumers():
     assert hanging.world.worker.lifecycle.consumers == consumers
     assert hanging.world.leases.get(ZERO).owner is None
     assert hanging.world.rows.scan_workers().workers == ()
+    hanging.end()
+    assert hanging.world.data() == []
+
+
+def test_a_lease_that_is_not_released_is_not_written_through_either():
+    hanging = Hanging(lease={"release_leases_on_shutdown": False})
+    hanging.block()
+    hanging.world.worker._leaving.leave(abandoned=True)
+    assert hanging.world.leases.get(ZERO).owner == "w-1", "it expires"
     hanging.end()
     assert hanging.world.data() == []
