@@ -104,6 +104,10 @@ class StreamIdentityCheck:
                 raise
             known.confirmed = now
 
+    def was_confirmed(self, stream: StreamId) -> bool:
+        """Return whether the stream has existed since this check was made."""
+        return self._of(stream).confirmed > -math.inf
+
     def successors_of_gone(
         self, stream: StreamId, shard_id: str, hash_key_range: HashKeyRange | None
     ) -> tuple[ChildShard, ...] | None:

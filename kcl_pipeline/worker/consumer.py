@@ -324,6 +324,7 @@ class Lifecycle:
         initial = streams.shard_sync_of
         self.parents = ParentCheck(dependencies, leases, initial, stored)
         self.progress = make_progress(self.parents.ancestors_of)
+        self._identity = identity
         self.deleted = DeletedStreams(dependencies, identity)
         self._losses = LossCheck(dependencies, initial, stored, self.deleted)
         cleanup = dependencies.settings.shard_sync
@@ -398,15 +399,16 @@ class Lifecycle:
         """Return whether a shard loses records if its stream is deleted now.
 
         It does not if the table has all that it had at a read that was at the tip a moment ago. Nor
-        if the stream did not exist when this worker started: then it was lost before.
+        if the stream is not known to have existed since this worker started: then it was lost
+        before. A stream that was created later is known by the first records of any of its shards.
         """
         if not consumer.is_behind or consumer.loss_reported:
             return False
         reading = self._source.state_of(consumer.lease_key)
-        if (reading is None or reading.read_at is None) and not self._streams.was_opened(
-            consumer.stream
-        ):
-            return False
+        if reading is None or reading.read_at is None:
+            stream = consumer.stream
+            if not (self._streams.was_opened(stream) or self._identity.was_confirmed(stream)):
+                return False
         since = self._dependencies.clock.monotonic() - self._deletion_seconds
         is_at_tip = reading is not None and not reading.behind_millis
         return not (is_at_tip and consumer.is_read(reading, since))

@@ -29,6 +29,17 @@ class Kinesis(InMemoryKinesis):
         return super().get_records(stream, *request)
 
 
+class OneShard(InMemoryKinesis):
+    """If `is_narrow`, all shards of `b` but the first are throttled."""
+
+    is_narrow = False
+
+    def get_records(self, stream, shard_id, *request):
+        if self.is_narrow and stream.name == "b" and not shard_id.endswith("0"):
+            raise ThrottledError("slow down", operation="GetRecords")
+        return super().get_records(stream, shard_id, *request)
+
+
 def reading():
     """A worker that has read all of two streams; then reads of `b` are throttled for a minute."""
     world = StreamsWorld(*STREAMS)
@@ -135,3 +146,23 @@ def test_a_batch_that_failed_before_the_deletion_is_lost(buffered, monkeypatch):
     world.model.call("DeleteStream", StreamName="orders")
     world.run(60)
     assert list(losses(world).values()) == [position]
+
+
+def test_shards_of_a_later_stream_that_were_never_read_are_reported_too():
+    """The stream was created after the start of the worker, which has read one of its shards."""
+    world = StreamsWorld(*STREAMS)
+    kinesis = OneShard(world.model)
+    world.start("w", *STREAMS, kinesis=kinesis)
+    world.run(20)
+    world.delete("b")
+    world.run(10)
+    world.create("b", 2)
+    kinesis.is_narrow = True
+    world.put("b", 10, "new")
+    world.run(120)
+    read = sum(value.startswith(b"new") for value in world.data())
+    assert 0 < read < 10
+    before = len(world.of(RecordsLost))
+    world.delete("b")
+    world.run(60)
+    assert len(world.of(RecordsLost)) == before + 1
