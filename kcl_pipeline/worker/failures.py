@@ -578,15 +578,16 @@ class _Search:
         return failing
 
     def _divided(self, piece: _Piece) -> Iterator[_Piece]:
-        """Divide a piece: into suspects, what is before them, and two halves of what follows.
+        """Divide a piece: into suspects, what is before them, and thirds of what follows.
 
         Without suspects, all rounds down to single records have about as many pieces each. The
         pieces are shorter than the divided one, and have all of its records.
         """
         suspects = range(piece.length)[piece.suspects.start : piece.suspects.stop]
         if 0 < len(suspects) < piece.length and self._confirmed >= 0:
-            middle = (suspects.stop + piece.length) // 2
-            edges = sorted({0, suspects.start, suspects.stop, middle, piece.length})
+            third = (piece.length - suspects.stop) // 3
+            ends = (suspects.stop + third, piece.length - third, piece.length)
+            edges = sorted({0, suspects.start, suspects.stop, *ends})
         else:
             suspects = range(0)
             rounds = max(math.ceil(math.log(piece.length, MAX_PIECES) - 1e-9), 1)

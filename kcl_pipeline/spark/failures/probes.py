@@ -244,8 +244,8 @@ class SparkProbe:
         failures: list[PartFailure | None] = [None] * len(slices)
         for number, task in errors.items():
             failure = self._failure(task, slices[number].num_rows)
-            # Without a returned row, it may have to read all of them before it returns the first.
-            if task.returned:
+            # In longer batches, a transform that returned no row may collect all rows first.
+            if task.returned or batch_rows == 1:
                 suspects = range(task.returned, task.returned + batch_rows)
                 failure = replace(failure, suspects=suspects)
             failures[number] = failure
