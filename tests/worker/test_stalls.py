@@ -118,6 +118,10 @@ def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(
     told = world.of(ShardStalled)
     world.run(2 * AFTER)
     assert world.of(ShardStalled) == told
+    # The next one is reported after its limit, and does not have to last longer than the first.
+    world.kinesis.get_records = failing
+    world.run(AFTER + 3)
+    assert len(world.of(ShardStalled)) == len(told) + 1
 
 
 def test_after_a_pause_of_the_process_a_stall_is_repeated_after_its_time_only():
