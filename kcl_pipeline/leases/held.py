@@ -291,6 +291,7 @@ class HeldLeases:
             position: The position.
             in_table: Whether a table has it. Then it is the mark of the row, too.
         """
+        # Without the lock: a renewal that sees only one of the two writes no mark.
         held.processed, held.mark = position, position if in_table else None
 
     def drop(self, held: Held, reason: str) -> None:

@@ -57,8 +57,8 @@ class _Called:
 class BatchRunner:
     """Process batches one after the other. Only the processing thread uses it.
 
-    A batch takes four steps: load its records, write them, isolate failures (`WriteSteps`), and
-    commit (`LandStep`). Renewals write its checkpoint. A batch may be split into parts; each of
+    A batch is loaded and written, failures are isolated (`WriteSteps`), and it lands in the table
+    (`LandStep`). Renewals write its checkpoint. A batch may be split into parts; each of
     them is committed alone.
 
     Args:

@@ -190,7 +190,8 @@ class AdvanceResult:
 class ProgressStore:
     """Keeps the progress of a worker's shards in the table and in their lease rows.
 
-    Only the processing thread uses it.
+    The processing thread uses it, and lets a pool read and write the rows of several shards at
+    once; one thread at a time has a shard.
 
     Args:
         leases: The leases of this worker.

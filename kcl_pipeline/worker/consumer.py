@@ -280,7 +280,8 @@ _IDENTITY: Final = "look at the identity of the application"
 class Lifecycle:
     """Move consumers from state to state, one bounded step per call.
 
-    Only the processing thread uses it.
+    Only the processing thread calls it, and the main thread after its end. It lets a pool read and
+    write the rows of several consumers at once; one thread at a time has a consumer.
 
     Args:
         dependencies: The dependencies of the worker.

@@ -59,7 +59,7 @@ def open_application(
         NotFoundError: No stream exists.
         AccessDeniedError: A permission is missing, for the tables or for every stream.
         IncompatibleTableError: The tables are not of this layout or application.
-        AwsError: A table stayed unusable for the time of `calls.START_UP`.
+        AwsError: A table stayed unusable for the time of `threads.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
     is_multi_stream = settings.is_multi_stream
@@ -146,7 +146,7 @@ def record_application(
     Raises:
         OtherApplicationError: The start does not fit the record.
         ApplicationPausedError: The application is paused.
-        AwsError: The record stayed unusable for the time of `calls.START_UP`.
+        AwsError: The record stayed unusable for the time of `threads.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
     recorded = retry_transient(

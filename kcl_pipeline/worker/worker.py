@@ -1,9 +1,9 @@
 """Run one KCL worker: create its modules, start its threads, process batches, and shut down.
 
 The worker is a set of ticks. Each tick is one bounded step: `lease_tick` (renewal, discovery,
-metrics), `fetch_tick` (one GetRecords), `lead_tick` (the standby leader) and `process_tick` (at
-most one batch). `run` starts a thread for each. The calling thread waits, so that it can end the
-worker while a step hangs.
+metrics), `fetch_tick` (one read of a shard), `lead_tick` (the standby leader) and `process_tick`
+(at most one batch). `run` starts a thread for each. The calling thread waits, so that it can end
+the worker while a step hangs.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Worker:
             AccessDeniedError: A permission is missing.
             NotFoundError: A stream or table does not exist.
             TableMismatchError: The output cannot be written.
-            ThrottledError: A step was throttled for the time of `calls.START_UP`.
+            ThrottledError: A step was throttled for the time of `threads.START_UP`.
             UnavailableError: A service was unavailable for that time.
             StoppedWhileRetryingError: `stop` was set while a failed step waited.
         """
