@@ -299,8 +299,8 @@ class DrainWatch:
             key, stream = consumer.held.lease.unique_key, consumer.stream
             if consumer.state is not ConsumerState.ENDED and key in self._read:
                 held[stream][consumer.held.lease.shard_id] = key
-        for stream in held.keys() & self._unread.keys():
-            if stream in self._deleted:
+        for stream in self._unread:
+            if stream not in held or stream in self._deleted:
                 continue
             try:
                 shards = self._dependencies.kinesis.list_shards(stream)
