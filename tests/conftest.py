@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -74,6 +75,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def pytest_configure(config: pytest.Config) -> None:
     """With several worker processes the first process, which collects nothing, runs the seeds."""
+    # In the background of a script SIGINT is ignored. Dagster would copy that to SIGTERM, and no
+    # process of a pool could be ended.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     first = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     selected = (Path(arg.partition("::")[0]).resolve() for arg in config.args)
     if first and any(TESTS_OF_SEEDS.is_relative_to(path) for path in selected):

@@ -156,7 +156,7 @@ class ShardConsumer(ShardProgress):
         return max(self.moved_at, reading.read_at) if is_read else self.moved_at
 
     def is_read(self, reading: ReadState | None, since: float) -> bool:
-        """Return whether the table has all that the shard had at a read after `since`.
+        """Return whether the table has all that the shard had at a read at or after `since`.
 
         Args:
             reading: The read state of the shard. None: it is not read.
@@ -170,7 +170,7 @@ class ShardConsumer(ShardProgress):
             and reading is not None
             and reading.caught_up
             and reading.read_at is not None
-            and reading.read_at > since
+            and reading.read_at >= since
         )
 
     # -- from gaining the lease to reading

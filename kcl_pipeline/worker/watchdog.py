@@ -245,8 +245,8 @@ class _Shard:
     def is_behind(self, since: float) -> bool:
         """Return whether there may be records that are not committed.
 
-        A shard that was read to its tip after `since` (monotonic seconds) has none. One that ends
-        still needs the processing thread.
+        A shard that was read to its tip at or after `since` (monotonic seconds) has none. One that
+        ends still needs the processing thread.
         """
         consumer, reading = self.consumer, self.reading
         if consumer is None or consumer.state is ConsumerState.ENDING:
