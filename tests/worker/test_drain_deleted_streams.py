@@ -280,6 +280,18 @@ def test_the_leases_of_another_worker_are_not_reported():
     assert first not in {event.lease_key for event in world.of(RecordsLost)}
 
 
+def test_an_owner_that_is_seen_for_the_first_time_may_report_its_lease_itself():
+    world, kinesis = draining(SEVERAL, "b")
+    table = world.leases.view()
+    first = min(keys_of(world, "b"))
+    world.workers["w"].leases.release(world.workers["w"].leases.get(first))
+    table.assign(table.get(first), "w-2")
+    delete(world, kinesis, "b")
+    world.run_until(lambda: world.of(RecordsLost), LIMIT)
+    assert not world.drains["w"].done(), "the lease of w-2 is waited for"
+    assert {event.lease_key for event in world.of(RecordsLost)} == keys_of(world, "b") - {first}
+
+
 def test_a_drain_without_errors_describes_no_stream():
     world = StreamsWorld("a", "b")
     kinesis = Kinesis(world)
