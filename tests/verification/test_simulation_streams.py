@@ -12,6 +12,7 @@ from kcl_pipeline.leader import sync
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation import simulate
@@ -136,6 +137,33 @@ def test_an_unfinished_lease_may_be_deleted_only_with_its_stream():
         world.checks.row_written(SHARD, "leader", "sensor")
     world.replace()
     world.checks.row_written(SHARD, "leader", "sensor")
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False])
+def test_an_unfinished_lease_of_a_shard_that_left_its_stream_is_deleted_after_its_report(
+    is_trimmed,
+):
+    """Seed 4216960159: a seek created the row, and the shard was trimmed before it was read."""
+    world = Committed()
+    stream = world.streams.all[0].stream
+    world.write(Lease(SHARD, TRIM_HORIZON))
+    world.table.erase(SHARD)
+    if is_trimmed:
+        model = world.streams.model_of("events")
+        middle = str(2**127)
+        model.call("SplitShard", StreamName="events", ShardToSplit=SHARD, NewStartingHashKey=middle)
+        world.clock.advance(60)
+        world.streams.settled(world.streams.all[0])
+        stream.settle(model.world.now_millis() + (stream.retention_hours + 1) * HOUR_MILLIS)
+        assert stream.shard(SHARD) is None
+        with pytest.raises(BrokenInvariantError, match="S8"):
+            world.checks.row_written(SHARD, "worker", "w1")
+    world.checks.not_listed(SHARD)
+    if is_trimmed:
+        world.checks.row_written(SHARD, "worker", "w1")
+    else:
+        with pytest.raises(BrokenInvariantError, match="S8"):
+            world.checks.row_written(SHARD, "worker", "w1")
 
 
 def storm_of(name):

@@ -18,8 +18,10 @@ from kcl_pipeline.events import (
     Event,
     LeaderElected,
     LeaseLost,
+    LossReason,
     Measurement,
     PlanMade,
+    RecordsLost,
     StreamUnavailable,
     WorkerStarted,
 )
@@ -364,6 +366,8 @@ class World:
             match event:
                 case LeaseLost():
                     self.checks.excuse(event.lease_key)
+                case RecordsLost(reason=LossReason.SHARD_NOT_LISTED):
+                    self.checks.not_listed(event.lease_key)
                 case AwsTrouble() if event.operation.startswith(_LAST_CHECKPOINT):
                     self.checks.excuse(event.operation.removeprefix(_LAST_CHECKPOINT))
                 case AwsTrouble(operation="commit"):

@@ -48,6 +48,7 @@ class LeaseChecks:
         hand_deleted: Leases of a lineage of which a row was deleted by hand. A leader may have
             seen the row of a begun child before.
         stored: Leases of which the table stores a position.
+        reported: Leases of shards that a worker reported as lost, because they are not listed.
         passed_over: Leases whose row, or that of an ancestor, was deleted by hand before a commit
             of a fleet that stores positions at LATEST, and of which a descendant then began.
             Nothing knows that they were begun (docs/guarantees.md, "`LATEST` and a deleted row").
@@ -64,6 +65,7 @@ class LeaseChecks:
     moves: list[Moved] = field(default_factory=list)
     stored: set[str] = field(default_factory=set)
     hand_deleted: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     passed_over: set[str] = field(default_factory=set)
     _covered: set[Generation] = field(default_factory=set)
     _settled: dict[str, Position] = field(default_factory=dict)
@@ -86,6 +88,14 @@ class LeaseChecks:
     def rows(self) -> list[Lease]:
         """All rows as last written, by key."""
         return [self._rows[key] for key in sorted(self._rows)]
+
+    def not_listed(self, key: str) -> None:
+        """Note that a worker reports a shard as lost, because its stream does not list it.
+
+        A seek can create the row of a shard that is trimmed before it is read again.
+        """
+        if row := self._rows.get(key):
+            self.reported.add(_name(row))
 
     def row_written(self, key: str, role: Role, worker_id: str) -> None:
         """Check all invariants of one write of a lease row.
@@ -262,18 +272,18 @@ class LeaseChecks:
     def _may_be_deleted(self, lease: Lease) -> None:
         """S8: check that a row may be deleted.
 
-        Its shard is finished and the children have started, or the shard or its stream does not
-        exist any more. A deletion that was decided before a seek may land between two of its
-        writes. The seek writes all rows twice, and creates the missing ones.
+        Its shard is finished and the children have started, or its stream does not exist any more,
+        or the shard does not, and its rest was reported as lost. A deletion that was decided before
+        a seek may land between two of its writes. The seek writes all rows twice, and creates the
+        missing ones.
         """
         of = self.generation_of(lease)
         if not self.streams.exists(of):
             return
-        if not lease.ended:
+        is_listed = self.streams.settled(of).shard(lease.shard_id) is not None
+        if not lease.ended and (is_listed or _name(lease) not in self.reported):
             raise BrokenInvariantError(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
-        shards = self.streams.settled(of).shards
-        excused = self.replayed | self.hand_deleted
-        if _name(lease) in excused or lease.shard_id not in {s.shard_id for s in shards}:
+        if not is_listed or _name(lease) in self.replayed | self.hand_deleted:
             return
         for child in lease.child_shard_ids:
             row = self.lease(sibling(lease, child))
