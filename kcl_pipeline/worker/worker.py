@@ -556,6 +556,8 @@ COMING_DISCOVERY_SECONDS: Final = 0.2
 """The same while a worker hands leases over to this one. Nobody reads them in between."""
 COMING_SECONDS_PER_LEASE: Final = 0.01
 """At least, so that the rows of many leases are read as often as those of a few."""
+LATE_RENEWAL_SECONDS: Final = 0.25
+"""Time between two looks whether a renewal that waits for another call can begin."""
 SECOND_REPORT_SECONDS: Final = 2.0
 """Short, because a leader considers a worker alive only after its row has changed."""
 
@@ -582,8 +584,10 @@ class LeaseLoop:
 
     The tick makes no call: it submits calls to `calls`, and a later tick collects them. A call that
     hangs delays only itself: renewals and look-ups have a key for each lease, the query of the
-    index and the report have one each. A row has at most one call of this loop in flight. What
-    other threads write is excluded by `HeldLeases`, which skips a row that another thread writes.
+    index and the report have one each. A row has at most one call of this loop in flight. A renewal
+    that is due while one is in flight follows it at once: with the next interval the lease could
+    expire. What other threads write is excluded by `HeldLeases`, which skips a row that another
+    thread writes.
 
     `is_2x` returns whether the application was rolled back to KCL 2.x: there may be no index to
     discover leases by, and no table to report to, and the leases come from `LeaseTaker` only.
@@ -617,6 +621,8 @@ class LeaseLoop:
         self._source = source
         self._calls = calls
         self._sweep: _Sweep | None = None
+        self._late: dict[str, Callable[[], object]] = {}
+        """Renewals that were due while a call for the lease was in flight, by lease key."""
         self._stop = stop
         clock, settings = dependencies.clock, dependencies.settings
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
@@ -638,6 +644,7 @@ class LeaseLoop:
             Exception: An unexpected error of a call.
         """
         self._calls.collect()
+        self._late = {key: call for key, call in self._late.items() if not self._start(key, call)}
         self._report_sweep(is_over=False)
         is_2x = self._is_2x()
         if self._reporter.taken is not None:  # another process has the leases
@@ -649,6 +656,7 @@ class LeaseLoop:
                 self._start(held.lease_key, partial(self._force_handoff, held))
             now = self._dependencies.clock.monotonic()
             self._sweep = _Sweep(began=now, ended=now)
+            self._late.clear()
             self._leases.renew_all(map=partial(self._renew, self._sweep))
             self._report_sweep(is_over=False)
             self._watchdog.look(must_be_useful=not is_2x)
@@ -670,6 +678,7 @@ class LeaseLoop:
             self._seconds_until_discovery(),
             self._capture.seconds(),
             self._report.seconds(),
+            LATE_RENEWAL_SECONDS if self._late else math.inf,
         )
 
     def _is_first_commit(self) -> bool:
@@ -685,7 +694,7 @@ class LeaseLoop:
     def _renew(
         self, sweep: _Sweep, renew: Callable[[Held], bool], leases: Sequence[Held]
     ) -> list[bool]:
-        """Start the renewals of a sweep. Those of the sweep before that go on are not repeated."""
+        """Start the renewals of a sweep, each once the call before for its lease has ended."""
 
         def call(held: Held) -> None:
             is_renewed = renew(held)
@@ -693,7 +702,10 @@ class LeaseLoop:
             sweep.renewed.append(is_renewed)
 
         for held in leases:
-            sweep.calls += self._start(held.lease_key, partial(call, held))
+            if self._start(held.lease_key, partial(call, held)):
+                sweep.calls += 1
+            else:  # the sweep does not count it: the call before may never end
+                self._late[held.lease_key] = partial(renew, held)
         return []
 
     def _report_sweep(self, *, is_over: bool) -> None:

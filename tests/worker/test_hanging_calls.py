@@ -75,16 +75,49 @@ def test_a_call_that_hangs_does_not_stop_the_other_calls(what):
     ends = world.clock.monotonic() + 30 * lives
 
     def are_renewed():
+        world.worker.lease_tick()
         now = world.clock.monotonic()
         held = [one for one in world.worker.leases.held() if one.lease_key in began]
         return len(held) == len(began) and all(now - one.renewed_at < lives / 2 for one in held)
 
     while world.clock.monotonic() < ends or not hanging.entered.is_set():
         world.clock.advance(0.05)
-        world.worker.lease_tick()
         until(are_renewed)
     assert not world.of(LeaseLost) or key is not None
     hanging.end.set()
+
+
+def test_a_renewal_that_is_due_during_a_slow_one_follows_it_at_once():
+    """With the next interval a lease would expire: a call may last 1.1 intervals of 3."""
+    world = world_with_leases()
+    lives = world.settings.lease.failover_time_millis / 1000
+    interval = world.settings.lease.renewal_interval_millis / 1000
+    key, slow, begins = min(counters(world)), Held(), []
+
+    def hold(operation, row):
+        if operation == "UpdateItem" and row == key:
+            begins.append(world.clock.monotonic())
+            slow()
+
+    world.leases.hook(hold, None)
+
+    def began(times):
+        world.worker.lease_tick()
+        return len(begins) == times
+
+    def pass_time(seconds):
+        ends = world.clock.monotonic() + seconds
+        while world.clock.monotonic() < ends:
+            world.clock.advance(0.05)
+            world.worker.lease_tick()
+
+    while not began(1):
+        world.clock.advance(0.05)
+        SystemClock().sleep(0.01)
+    pass_time(1.1 * interval)
+    slow.end.set()
+    until(lambda: began(2))
+    assert begins[1] - begins[0] < 1.5 * interval < lives
 
 
 def test_leases_are_renewed_until_they_are_released():
