@@ -36,10 +36,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
-from kcl_pipeline.delta.address import table_root
 from kcl_pipeline.delta.files import ArrowBatchWriter
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink, transaction_names
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.storage import table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.position import NOTHING_STORED, Position

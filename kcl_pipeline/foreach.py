@@ -27,9 +27,9 @@ from kcl_pipeline.arguments import (
 )
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.address import StorageOptions
 from kcl_pipeline.delta.settings import DeltaSink, check_address
 from kcl_pipeline.delta.sink import DeadLetterTable
+from kcl_pipeline.delta.storage import StorageOptions
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition

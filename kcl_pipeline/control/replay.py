@@ -36,7 +36,6 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.control.application import is_held
 from kcl_pipeline.control.context import OperationContext
 from kcl_pipeline.control.seek import duration_seconds, past_millis, position_sink
-from kcl_pipeline.delta.address import table_root
 from kcl_pipeline.delta.dead_letters import (
     NO_TABLE,
     DeadLetterRecords,
@@ -45,6 +44,7 @@ from kcl_pipeline.delta.dead_letters import (
     open_dead_letters,
 )
 from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.storage import table_root
 from kcl_pipeline.errors import (
     ApplicationInUseError,
     NotFoundError,

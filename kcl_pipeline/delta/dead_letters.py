@@ -27,7 +27,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from kcl_pipeline.batch import NO_RECORDS, RECORD_SCHEMA
-from kcl_pipeline.delta.address import delta_errors, delta_options, table_root
+from kcl_pipeline.delta.storage import delta_errors, delta_options, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.text import printable
 

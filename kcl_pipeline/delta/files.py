@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.address import first_line, table_root
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.results import TableColumns, partition_folder, untyped
-from kcl_pipeline.delta.storage import Storage, open_storage
+from kcl_pipeline.delta.storage import Storage, first_line, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.threads import DaemonPool

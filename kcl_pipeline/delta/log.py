@@ -47,9 +47,9 @@ import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.address import delta_errors, delta_options, first_line, table_root
 from kcl_pipeline.delta.files import Indexed, TableLayout, indexed_columns, log_statistics
-from kcl_pipeline.delta.storage import Storage, open_storage
+from kcl_pipeline.delta.object_store import open_storage
+from kcl_pipeline.delta.storage import Storage, delta_errors, delta_options, first_line, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.text import printable
 from kcl_pipeline.threads import DaemonPool

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.address import delta_errors, delta_options, table_root
 from kcl_pipeline.delta.log import DeltaLog
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.object_store import open_storage
+from kcl_pipeline.delta.storage import delta_errors, delta_options, table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.sinks.announcements import (
     FOLDER,

@@ -1,4 +1,4 @@
-"""Access objects below a prefix of an object store: S3, Google Cloud Storage, Azure.
+"""Open the storage of a table; access objects of an object store: S3, Google Cloud Storage, Azure.
 
 obstore has the clients of the Rust crate that delta-rs uses. So the files and the announcements
 are where the log is, with the same options. Unlike delta-rs it does not hold the interpreter lock
@@ -26,12 +26,16 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
-from kcl_pipeline.delta.address import (
+from kcl_pipeline.delta.storage import (
+    LocalStorage,
+    Storage,
     cause_of,
     delta_options,
     first_line,
     has_own_keys,
+    is_local,
     is_s3,
+    local_path,
     s3_option,
 )
 from kcl_pipeline.sinks.log import StoredObject, UnsafeObjectError
@@ -72,6 +76,13 @@ _CALLS: Final = 32
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+def open_storage(uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
+    """Open the storage below `uri`, on this machine or in an object store."""
+    if is_local(uri):
+        return LocalStorage(local_path(uri))
+    return ObjectStorage(uri.rstrip("/"), dict(storage_options or {}))
 
 
 class ObjectStorage:

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_pipeline.delta.address import bounded
+from kcl_pipeline.delta.storage import bounded
 from kcl_pipeline.errors import ResultMismatchError, TableMismatchError, TransformFailedError
 from kcl_pipeline.text import printable
 from kcl_pipeline.transform import error_line

@@ -14,7 +14,7 @@ from kcl_pipeline.arguments import (
     check_texts,
     checked_arguments,
 )
-from kcl_pipeline.delta.address import StorageOptions, check_path, table_root
+from kcl_pipeline.delta.storage import StorageOptions, check_path, table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import names_only, without_credentials
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.address import cause_of, first_line, is_local, is_s3, s3_option
 from kcl_pipeline.delta.files import BATCH_FOLDER, unique_name, write_table
 from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.results import (
@@ -33,6 +32,7 @@ from kcl_pipeline.delta.results import (
     untyped_reason,
 )
 from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.storage import cause_of, first_line, is_local, is_s3, s3_option
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.events import EventSink, TableRestored, ignore_events
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition

@@ -21,7 +21,7 @@ import dagster as dg
 
 from kcl_pipeline.batch import RECORD_SCHEMA, dead_letter_address
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.delta.address import delta_options, first_line
+from kcl_pipeline.delta.storage import delta_options, first_line
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.orchestration.names import Names, has_frames, stream_keys, table_uri
 from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike

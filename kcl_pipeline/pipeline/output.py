@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kcl_pipeline.aws import AwsClients, KinesisSource
 from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.delta.address import table_root
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.foreach import ForeachArrow, ForeachArrowSink, ForeachBatchSink

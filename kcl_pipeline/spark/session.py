@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_pipeline.batch import RECORD_SCHEMA
-from kcl_pipeline.delta.address import cause_of, first_line
+from kcl_pipeline.delta.storage import cause_of, first_line
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.java import require_java, require_user_name
 from kcl_pipeline.text import printable

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Final
 
-from kcl_pipeline.delta.storage import Storage, open_storage
+from kcl_pipeline.delta.object_store import open_storage
+from kcl_pipeline.delta.storage import Storage
 
 _TABLES: Final = 16
 """Our own limit: more tables than the tasks of one process write at the same time."""

@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.address import delta_options, is_local, table_root
 from kcl_pipeline.delta.files import batch_folder, write_table
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.results import TableColumns, untyped
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.storage import delta_options, is_local, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, ResultMismatchError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.memory import MemoryBudget

@@ -14,8 +14,9 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile
 from kcl_pipeline.delta.files import ArrowBatchWriter, unique_name
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.delta.storage import LocalStorage, open_storage
+from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position, StoredPosition
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, AnnouncementStore

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.files import ArrowBatchWriter
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.object_store import open_storage
 from tests.support.delta_tables import commit_entries, committer, entry
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])

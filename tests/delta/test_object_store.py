@@ -18,8 +18,9 @@ from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import entry_facts, read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.sink import transaction_names
-from kcl_pipeline.delta.storage import Storage, open_storage
+from kcl_pipeline.delta.storage import Storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.announcements import FOLDER
 from tests.support.announcing import announce

@@ -19,10 +19,10 @@ from deltalake import DeltaTable
 from rich.console import Console
 from rich.pretty import pretty_repr
 
-from kcl_pipeline.delta.address import StorageOptions
 from kcl_pipeline.delta.object_store import ObjectStorage
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
+from kcl_pipeline.delta.storage import StorageOptions
 from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.foreach import ForeachBatchSink
 from kcl_pipeline.pipeline import KinesisPipeline

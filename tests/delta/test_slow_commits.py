@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import entry_path
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.delta.storage import open_storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.position import StoredPosition
 from tests.support.delta_tables import (

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kcl_pipeline.delta.files import write_table
-from kcl_pipeline.delta.storage import Storage, open_storage
+from kcl_pipeline.delta.object_store import open_storage
+from kcl_pipeline.delta.storage import Storage
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.sinks.log import UnsafeObjectError
 from tests.support.delta_tables import put

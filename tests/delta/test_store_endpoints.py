@@ -17,13 +17,13 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.cli.doctor.sink import check_output
-from kcl_pipeline.delta.address import delta_options
 from kcl_pipeline.delta.dead_letters import count_dead_letters
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import compact, table_exists
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.sink import DeltaCommitter
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.storage import delta_options
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.status.findings import FindingLevel

@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from kcl_pipeline.batch import Batch, Chunk, Written
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
-from kcl_pipeline.delta.storage import open_storage
+from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.foreach import BatchIdentity, ForeachBatchSink, ShardRange
 from kcl_pipeline.position import NOTHING_STORED, TRIM_HORIZON, Position
