@@ -35,7 +35,7 @@ from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.announcements import AnnouncementStore
 from kcl_pipeline.sinks.log import Head, StoredObject
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.sink import TableSink
 
 LOST, REFUSED, EXPIRED = 0.002, 0.002, 0.001
 LISTING = 3

@@ -32,9 +32,9 @@ from kcl_pipeline.delta.sink import DeadLetterTable
 from kcl_pipeline.delta.storage import StorageOptions
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition, check_entries
 from kcl_pipeline.settings_errors import names_only, without_credentials
-from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions
 from kcl_pipeline.transform import (
     ArrowTransform,
     apply_arrow_transform,

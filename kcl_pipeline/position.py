@@ -4,11 +4,13 @@ A `Position` is KCL's *extended sequence number*: a Kinesis sequence number and,
 aggregate, the index of the user record. Four sentinels are positions without a number. The order is
 KCL's (protocol §9.1): ``AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END``.
 
-A `StoredPosition` is what a table stores for a shard. This module loads no library of tables.
+A `StoredPosition` is what a table stores for a shard; a commit replaces it by the one that follows
+(`check_entries`). This module loads no library of tables.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -151,3 +153,12 @@ class StoredPosition:
 
 NOTHING_STORED = StoredPosition()
 """What a table stores for a shard that it does not know."""
+
+
+def check_entries(
+    expected: Mapping[str, StoredPosition], becomes: Mapping[str, StoredPosition]
+) -> None:
+    """Raise `ValueError` unless there are shards, each with the next number of what is expected."""
+    numbers = {key: stored.number + 1 for key, stored in expected.items()}
+    if not numbers or numbers != {key: stored.number for key, stored in becomes.items()}:
+        raise ValueError(f"a commit needs shards, each with the next number: {dict(becomes)}")

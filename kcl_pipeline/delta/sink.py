@@ -38,7 +38,7 @@ from kcl_pipeline.events import EventSink, TableRestored, ignore_events
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.announcements import AnnouncementStore
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.table import MAX_ATTEMPTS, TableSink, backoff_seconds
+from kcl_pipeline.sinks.sink import MAX_ATTEMPTS, TableSink, backoff_seconds
 
 __all__ = ["DeadLetterTable", "DeltaCommitter", "DeltaSink", "DeltaTableLog", "is_batch_file"]
 

@@ -24,7 +24,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.events import EventSink, ProcessorCalled, RecordsDeadLettered
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
+from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition, check_entries
 from kcl_pipeline.processors.checkpointer import Checkpointer
 from kcl_pipeline.processors.processor import (
     InitializeInput,
@@ -37,7 +37,7 @@ from kcl_pipeline.processors.processor import (
 from kcl_pipeline.processors.records import Record, records_of
 from kcl_pipeline.processors.thread import ProcessorThread, RunningCall
 from kcl_pipeline.settings_errors import wrong
-from kcl_pipeline.sinks.sink import CommitOutcome, Positions, check_entries
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions
 from kcl_pipeline.transform import error_line
 
 _LOG: Final = logging.getLogger(__name__)

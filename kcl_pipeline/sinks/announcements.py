@@ -26,9 +26,8 @@ import msgspec
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.events import AnnouncementRejected, EventSink, ignore_events
-from kcl_pipeline.position import Position, StoredPosition
+from kcl_pipeline.position import Position, StoredPosition, check_entries
 from kcl_pipeline.sinks.log import Head, Log, ObjectStore, StoredObject, UnsafeObjectError
-from kcl_pipeline.sinks.sink import check_entries
 from kcl_pipeline.text import printable
 
 FOLDER: Final = "_kcl_pipeline/announced"

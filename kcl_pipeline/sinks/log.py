@@ -1,6 +1,6 @@
 """The interfaces of a table format: its `Log`, and the `ObjectStore` of its announcements.
 
-Retries, waiting, combined commits and the comparison of positions are in `table.TableSink`.
+Retries, waiting, combined commits and the comparison of positions are in `sink.TableSink`.
 """
 
 from __future__ import annotations

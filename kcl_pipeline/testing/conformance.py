@@ -24,8 +24,7 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, DataFile, Written
 from kcl_pipeline.errors import SinkError, TableMismatchError, TransformFailedError
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.log import Head, Log
-from kcl_pipeline.sinks.sink import CommitOutcome, Sink
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.sink import CommitOutcome, Sink, TableSink
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("text", pa.string())])
 """Columns of the rows that the cases write."""

@@ -21,8 +21,7 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import CommitOutcome, Positions
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, TableSink
 from kcl_pipeline.transform import apply_arrow_transform, probe_arrow_transform, split_rejected
 
 

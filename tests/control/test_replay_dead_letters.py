@@ -23,7 +23,7 @@ from kcl_pipeline.delta.dead_letters import mark_replayed
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import DeadLettersUnreadable
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.sink import TableSink
 from tests.support.dead_letters import NOON, Strict, letter, store
 from tests.support.local_aws import fresh_name
 from tests.support.replay_world import ReplayWorld

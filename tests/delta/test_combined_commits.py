@@ -20,8 +20,7 @@ from kcl_pipeline.delta.storage import LocalStorage
 from kcl_pipeline.events import AnnouncementRejected
 from kcl_pipeline.position import Position, StoredPosition
 from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, AnnouncementStore
-from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.table import CommitPace, TableSink
+from kcl_pipeline.sinks.sink import CommitOutcome, CommitPace, TableSink
 from kcl_pipeline.testing.sink import MemoryLog, MemoryTable
 from tests.support import announcing
 from tests.support.delta_tables import (

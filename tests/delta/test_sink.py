@@ -145,7 +145,7 @@ def test_a_commit_whose_answer_was_lost(uri: str) -> None:
 def test_contention_alone_is_retried_a_bounded_number_of_times(
     uri: str, combined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kcl_pipeline.sinks.table.MAX_ATTEMPTS", 20)
+    monkeypatch.setattr("kcl_pipeline.sinks.sink.MAX_ATTEMPTS", 20)
     rival, sink = committer(uri), committer(uri, combined_commits=combined)
     rival.ensure(SCHEMA)
     append, turns = sink.delta_log.append, iter(range(10_000))

@@ -19,8 +19,8 @@ from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink, DeltaTableLog
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrow, ForeachArrowSink
-from kcl_pipeline.position import NOTHING_STORED, StoredPosition
-from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink, check_entries
+from kcl_pipeline.position import NOTHING_STORED, StoredPosition, check_entries
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
 from kcl_pipeline.testing.conformance import (
     SCHEMA,
     FunctionUnderTest,

@@ -18,8 +18,7 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON, Position, StoredPosition
 from kcl_pipeline.sinks.log import Head
-from kcl_pipeline.sinks.sink import CommitOutcome
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.sink import CommitOutcome, TableSink
 from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.commit import ProgressStore

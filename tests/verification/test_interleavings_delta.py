@@ -19,8 +19,7 @@ from kcl_pipeline.delta.maintenance import vacuum
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import StoredPosition
-from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
-from kcl_pipeline.sinks.table import TableSink
+from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink, TableSink
 from kcl_pipeline.testing.sink import FaultHook, SinkFault
 from verification.interleavings.explorer import Actor, Turns, Violation, explore
 from verification.interleavings.ranges import RangeWriter, range_of
