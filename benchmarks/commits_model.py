@@ -2,7 +2,7 @@
 
 `benchmarks.commits --store s3` measures the embedded S3, which is one Python process, on a machine
 that also runs all writers. Here no time passes, so the load of the machine changes nothing. The
-committer is that of the product (`sinks.table.TableSink`, with its announcements) over a log in
+committer is that of the product (`sinks.sink.TableSink`, with its announcements) over a log in
 memory. A request takes `--latency` milliseconds on the network. Then the server serves one request
 at a time, `--cost` milliseconds each, a listing three times as long. Faults are those of
 `benchmarks.commits`: 0.2 % of the requests have their effect and no answer, 0.2 % are answered 503,

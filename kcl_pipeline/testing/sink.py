@@ -1,6 +1,6 @@
 """An in-memory table, its sink, and its batch writer, with injected faults.
 
-The sink is the committer of all table formats (`sinks.table.TableSink`) on a log in memory. Every
+The sink is the committer of all table formats (`sinks.sink.TableSink`) on a log in memory. Every
 call lets time pass on the clock before and after its effect, so a simulation can schedule any event
 in between.
 """
