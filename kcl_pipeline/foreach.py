@@ -25,7 +25,18 @@ from kcl_pipeline.arguments import (
     checked_arguments,
     function_name,
 )
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    ArrowTransform,
+    Batch,
+    DataFile,
+    PartFailure,
+    Written,
+    apply_arrow_transform,
+    error_line,
+    probe_arrow_transform,
+    split_rejected,
+)
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.settings import DeltaSink, check_address
 from kcl_pipeline.delta.sink import DeadLetterTable
@@ -35,13 +46,6 @@ from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition, check_entries
 from kcl_pipeline.settings_errors import names_only, without_credentials
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions
-from kcl_pipeline.transform import (
-    ArrowTransform,
-    apply_arrow_transform,
-    error_line,
-    probe_arrow_transform,
-    split_rejected,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,7 +30,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    ArrowTransform,
+    Batch,
+    DataFile,
+    PartFailure,
+    Written,
+    apply_arrow_transform,
+    probe_arrow_transform,
+    split_rejected,
+)
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.results import TableColumns, partition_folder, untyped
@@ -38,12 +48,6 @@ from kcl_pipeline.delta.storage import Storage, first_line, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.threads import DaemonPool
-from kcl_pipeline.transform import (
-    ArrowTransform,
-    apply_arrow_transform,
-    probe_arrow_transform,
-    split_rejected,
-)
 
 _BYTES_OF_A_FILE: Final = 32 * 1024 * 1024
 

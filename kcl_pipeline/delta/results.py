@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kcl_pipeline.batch import error_line
 from kcl_pipeline.delta.storage import bounded
 from kcl_pipeline.errors import ResultMismatchError, TableMismatchError, TransformFailedError
 from kcl_pipeline.text import printable
-from kcl_pipeline.transform import error_line
 
 _MAX_DECIMAL_PRECISION: Final = 38
 """Of the largest decimal of Delta."""

@@ -37,8 +37,8 @@ from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams import StreamSelection
 from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.metrics.cpu import select_provider
 from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
+from kcl_pipeline.metrics.reporter import select_provider
 from kcl_pipeline.pipeline.arguments import (
     Fleet,
     check_arguments,

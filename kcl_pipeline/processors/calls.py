@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kcl_pipeline.arguments import checked_arguments, function_name
-from kcl_pipeline.batch import Batch, Chunk, DataFile, PartFailure, Written
+from kcl_pipeline.batch import Batch, Chunk, DataFile, PartFailure, Written, error_line
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.events import EventSink, ProcessorCalled, RecordsDeadLettered
@@ -38,7 +38,6 @@ from kcl_pipeline.processors.records import Record, records_of
 from kcl_pipeline.processors.thread import ProcessorThread, RunningCall
 from kcl_pipeline.settings_errors import wrong
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions
-from kcl_pipeline.transform import error_line
 
 _LOG: Final = logging.getLogger(__name__)
 

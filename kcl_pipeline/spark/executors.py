@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_pipeline.aws import KinesisSource
-from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, Batch, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, ArrowTransform, Batch, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.files import ArrowBatchWriter, batch_folder, unique_name
@@ -40,7 +40,6 @@ from kcl_pipeline.spark.pins.pins import PinAddress, Pins
 from kcl_pipeline.spark.pins.server import PinServer
 from kcl_pipeline.spark.task_process import settle, table_storage
 from kcl_pipeline.spark.writer import SparkBatchWriter
-from kcl_pipeline.transform import ArrowTransform
 
 FETCH_SECONDS: Final = 5.0
 """A task starts no call after this time, because handoffs and stops wait for the job."""

@@ -14,12 +14,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_pipeline.batch import REJECTED_SCHEMA, DataFile
+from kcl_pipeline.batch import REJECTED_SCHEMA, DataFile, split_rejected
 from kcl_pipeline.delta.files import write_table
 from kcl_pipeline.delta.results import TableColumns, failed_result
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark.task_process import settle, table_storage
-from kcl_pipeline.transform import split_rejected
 
 _FILE_FIELDS: Final = (
     pa.field("path", pa.string()),

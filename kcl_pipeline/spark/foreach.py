@@ -8,13 +8,21 @@ from contextlib import ExitStack
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, PartFailure, Written
+from kcl_pipeline.batch import (
+    ERROR_COLUMN,
+    NOTHING_WRITTEN,
+    Batch,
+    PartFailure,
+    RejectedColumns,
+    Written,
+    rejected_columns,
+    split_rejected,
+)
 from kcl_pipeline.foreach import ForeachBatchSink, FunctionCalls
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.spark.writer import SparkTransform, records_frame, transformed
-from kcl_pipeline.transform import ERROR_COLUMN, RejectedColumns, rejected_columns, split_rejected
 
 
 class ForeachBatch(FunctionCalls[DataFrame]):

@@ -18,7 +18,15 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    Batch,
+    DataFile,
+    PartFailure,
+    Written,
+    rejected_columns,
+    split_rejected,
+)
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, write_table
 from kcl_pipeline.delta.object_store import open_storage
@@ -35,7 +43,6 @@ from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.file_tasks import FileTask
 from kcl_pipeline.spark.schema import arrow_schema
-from kcl_pipeline.transform import rejected_columns, split_rejected
 
 SparkTransform = Callable[[DataFrame], DataFrame]
 _Files = tuple[tuple[DataFile, ...], pa.Table | None]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import RECORD_SCHEMA
+from kcl_pipeline.batch import RECORD_SCHEMA, apply_arrow_transform, split_rejected
 from kcl_pipeline.delta.results import TableColumns
 from kcl_pipeline.delta.settings import DeltaSink
-from kcl_pipeline.transform import apply_arrow_transform, split_rejected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,13 +16,21 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, PartFailure, Written
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    Batch,
+    DataFile,
+    PartFailure,
+    Written,
+    apply_arrow_transform,
+    probe_arrow_transform,
+    split_rejected,
+)
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import NOTHING_STORED, StoredPosition
 from kcl_pipeline.sinks.log import Head
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions, TableSink
-from kcl_pipeline.transform import apply_arrow_transform, probe_arrow_transform, split_rejected
 
 
 class SinkFault(StrEnum):

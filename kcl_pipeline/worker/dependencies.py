@@ -22,7 +22,7 @@ from kcl_pipeline.leases.coordinator import CoordinatorStateTable
 from kcl_pipeline.leases.workers import WorkerMetricsTable
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.memory import MemoryBudget
-from kcl_pipeline.metrics.cpu import MetricProvider
+from kcl_pipeline.metrics.reporter import MetricProvider
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import Sink
 from kcl_pipeline.threads import Spawn, spawn_thread

@@ -8,11 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kcl_pipeline.events import CpuSourceSkipped
-from kcl_pipeline.metrics import cpu
-from kcl_pipeline.metrics import cpu as cgroup
-from kcl_pipeline.metrics import cpu as ecs
-from kcl_pipeline.metrics import cpu as platform
-from kcl_pipeline.metrics import cpu as process
+from kcl_pipeline.metrics import reporter
 from tests.support.metric_sources import FakeClock, Files, stat, v2_files
 
 BASE = "http://metadata.invalid/v4/own-container"
@@ -57,7 +53,7 @@ def test_ecs_percent_of_the_containers_part_of_the_task():
     pages = Pages(
         {f"{BASE}/stats": stats(1100, 20_000, 1000, 18_000), BASE: CONTAINER, f"{BASE}/task": TASK}
     )
-    provider = ecs.EcsCpu(BASE + "/", pages.get_page)
+    provider = reporter.EcsCpu(BASE + "/", pages.get_page)
     # 100 / 2000 * 2 CPUs = 0.1 cores of 256/1024 of 1 vCPU
     assert provider.sample() == pytest.approx(40.0)
     assert provider.sample() == pytest.approx(40.0)
@@ -73,20 +69,20 @@ def test_ecs_percent_of_the_containers_part_of_the_task():
     ],
 )
 def test_ecs_without_two_readings_has_no_value(answer):
-    assert ecs.cores_used(answer) is None
+    assert reporter.cores_used(answer) is None
 
 
 def test_ecs_task_without_limit_and_containers_without_shares():
     task = {"Containers": [{"DockerId": "own"}, {"DockerId": "side", "Limits": {"CPU": 0}}]}
-    assert ecs.container_cores({"DockerId": "own"}, task, online_cpus=4) == 2.0
-    assert ecs.container_cores({"DockerId": "other"}, {"Containers": []}, online_cpus=4) == 4.0, (
-        "no shares at all: no division by zero"
-    )
+    assert reporter.container_cores({"DockerId": "own"}, task, online_cpus=4) == 2.0
+    assert (
+        reporter.container_cores({"DockerId": "other"}, {"Containers": []}, online_cpus=4) == 4.0
+    ), "no shares at all: no division by zero"
 
 
 def test_ecs_endpoint_that_does_not_answer_raises():
     with pytest.raises(OSError, match="timed out"):
-        ecs.EcsCpu(BASE, Pages().get_page).sample()
+        reporter.EcsCpu(BASE, Pages().get_page).sample()
 
 
 def test_http_get_reads_only_good_answers_of_plain_http():
@@ -104,17 +100,17 @@ def test_http_get_reads_only_good_answers_of_plain_http():
     thread.start()
     try:
         base = f"http://127.0.0.1:{server.server_address[1]}/v4/id"
-        assert ecs.http_get(f"{base}/stats") == b"{}"
+        assert reporter.http_get(f"{base}/stats") == b"{}"
         with pytest.raises(OSError, match="returned status 404"):
-            ecs.http_get(base)
+            reporter.http_get(base)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
     with pytest.raises(OSError):
-        ecs.http_get(f"{base}/stats")
+        reporter.http_get(f"{base}/stats")
     with pytest.raises(OSError, match="not an http URL"):
-        ecs.http_get("file:///etc/hostname")
+        reporter.http_get("file:///etc/hostname")
 
 
 def host(
@@ -125,8 +121,8 @@ def host(
     exists=(),
     cores=4,
     system="linux",
-) -> platform.Host:
-    return platform.Host(
+) -> reporter.Host:
+    return reporter.Host(
         system=system,
         environment=environment or {},
         read=files.read,
@@ -148,30 +144,30 @@ def test_ecs_comes_first():
     )
     files = v2_files(1)
     files.update(EC2_FILES)
-    provider = platform.select_provider(
+    provider = reporter.select_provider(
         FakeClock(),
-        host(files, environment=ECS_VARIABLE, pages=pages, exists=[platform.KUBERNETES_TOKEN]),
+        host(files, environment=ECS_VARIABLE, pages=pages, exists=[reporter.KUBERNETES_TOKEN]),
     )
-    assert isinstance(provider, ecs.EcsCpu)
+    assert isinstance(provider, reporter.EcsCpu)
 
 
 def test_ecs_that_does_not_answer_gives_way_to_the_control_group():
-    provider = platform.select_provider(FakeClock(), host(v2_files(1), environment=ECS_VARIABLE))
-    assert isinstance(provider, cgroup.GroupCpu)
+    provider = reporter.select_provider(FakeClock(), host(v2_files(1), environment=ECS_VARIABLE))
+    assert isinstance(provider, reporter.GroupCpu)
 
 
 def test_a_kubernetes_pod_without_limit_is_still_measured_by_its_group():
     files = v2_files(1, "max 100000\n", "0-3\n")
     assert isinstance(
-        platform.select_provider(FakeClock(), host(files, exists=[platform.KUBERNETES_TOKEN])),
-        cgroup.GroupCpu,
+        reporter.select_provider(FakeClock(), host(files, exists=[reporter.KUBERNETES_TOKEN])),
+        reporter.GroupCpu,
     )
 
 
 @pytest.mark.parametrize(
     ("more", "exists", "name"),
     [
-        ({}, [platform.KUBERNETES_TOKEN], "C"),
+        ({}, [reporter.KUBERNETES_TOKEN], "C"),
         (EC2_FILES, [], "C"),
         ({}, [], "kclpCpu"),
     ],
@@ -180,16 +176,16 @@ def test_a_kubernetes_pod_without_limit_is_still_measured_by_its_group():
 def test_a_group_has_the_metric_of_kcl_only_where_kcl_has_one(more, exists, name):
     files = v2_files(1)
     files.update(more)
-    provider = platform.select_provider(FakeClock(), host(files, exists=exists))
-    assert isinstance(provider, cgroup.GroupCpu)
+    provider = reporter.select_provider(FakeClock(), host(files, exists=exists))
+    assert isinstance(provider, reporter.GroupCpu)
     assert provider.short_name == name
 
 
 def test_a_group_without_limit_elsewhere_is_not_used():
     files = v2_files(1, "max 100000\n", "0-3\n")
     files.update(EC2_FILES)
-    provider = platform.select_provider(FakeClock(), host(files))
-    assert isinstance(provider, cpu.MachineCpu)
+    provider = reporter.select_provider(FakeClock(), host(files))
+    assert isinstance(provider, reporter.MachineCpu)
     files["/proc/stat"] = stat(11, 2, 3, 14, 5)
     assert provider.sample() == pytest.approx(50.0), (
         "it reads the /proc/stat of the EC2 instance, and the choice was the first sample"
@@ -206,25 +202,25 @@ def test_a_group_without_limit_elsewhere_is_not_used():
     ],
 )
 def test_ec2_is_known_by_its_firmware(files, expected):
-    assert platform.is_ec2(Files(files).read) is expected
+    assert reporter.is_ec2(Files(files).read) is expected
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32", "linux"])
 def test_elsewhere_psutil_gives_a_real_metric(system):
     files = v2_files(1) if system != "linux" else Files()
-    provider = platform.select_provider(
+    provider = reporter.select_provider(
         FakeClock(),
         host(files, environment=ECS_VARIABLE if system != "linux" else {}, system=system),
     )
-    assert isinstance(provider, process.ProcessCpu)
+    assert isinstance(provider, reporter.ProcessCpu)
     assert provider.short_name == "kclpCpu"
     assert provider.max_utilization_percent == 100
 
 
 def test_no_source_at_all_is_no_metric(monkeypatch):
-    monkeypatch.setattr(process.ProcessCpu, "sample", lambda self: 1 / 0)
+    monkeypatch.setattr(reporter.ProcessCpu, "sample", lambda self: 1 / 0)
     events = []
-    assert platform.select_provider(FakeClock(), host(Files()), events=events.append) is None
+    assert reporter.select_provider(FakeClock(), host(Files()), events=events.append) is None
     assert events == [
         CpuSourceSkipped("ProcessCpu", "ZeroDivisionError: division by zero"),
     ]
@@ -233,4 +229,4 @@ def test_no_source_at_all_is_no_metric(monkeypatch):
 def test_the_choice_on_this_machine_reaches_no_network(monkeypatch):
     monkeypatch.delenv("ECS_CONTAINER_METADATA_URI_V4", raising=False)
     monkeypatch.setattr("socket.socket.connect", lambda *a: pytest.fail("a connection was opened"))
-    assert platform.select_provider(FakeClock()) is not None
+    assert reporter.select_provider(FakeClock()) is not None

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from kcl_pipeline.metrics import cpu as process
+from kcl_pipeline.metrics import reporter
 
 
 class Ticking:
@@ -23,7 +23,7 @@ class Ticking:
 
 
 def test_the_processes_of_a_worker_are_measured_and_not_the_machine():
-    provider = process.ProcessCpu(Ticking(), 1)
+    provider = reporter.ProcessCpu(Ticking(), 1)
     assert provider.sample() is None
     began = psutil.Process().cpu_times()
     while psutil.Process().cpu_times().user - began.user < 0.05:
@@ -33,7 +33,7 @@ def test_the_processes_of_a_worker_are_measured_and_not_the_machine():
 
 
 def test_a_child_counts_as_its_worker():
-    provider = process.ProcessCpu(Ticking(), 1)
+    provider = reporter.ProcessCpu(Ticking(), 1)
     provider.sample()
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -6,28 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.metrics import cpu
-from kcl_pipeline.metrics import cpu as cgroup
-from kcl_pipeline.metrics.cpu import percent
+from kcl_pipeline.metrics import reporter
+from kcl_pipeline.metrics.reporter import percent
 from tests.support.metric_sources import FakeClock, Files, stat, v2_files
 
 # /proc/stat
 
 
 def test_proc_stat_counts_iowait_as_busy_and_leaves_interrupts_out():
-    times = cpu.parse_proc_stat(stat(100, 20, 30, 400, 50))
-    assert times == cpu.CpuTimes(busy=200, idle=400)
+    times = reporter.parse_proc_stat(stat(100, 20, 30, 400, 50))
+    assert times == reporter.CpuTimes(busy=200, idle=400)
 
 
 @pytest.mark.parametrize("text", ["", "cpu0 1 2 3 4 5", "cpu 1 2 3", "intr 5 6 7 8 9 10"])
 def test_proc_stat_refuses_other_texts(text):
     with pytest.raises(ValueError, match="line for all CPUs"):
-        cpu.parse_proc_stat(text)
+        reporter.parse_proc_stat(text)
 
 
 def test_proc_stat_percent_between_two_readings():
     files = Files({"/proc/stat": stat(100, 0, 100, 800, 0)})
-    provider = cpu.proc_stat_cpu(files.read)
+    provider = reporter.proc_stat_cpu(files.read)
     assert provider.sample() is None, "nothing to compare with is not 0 percent"
     files["/proc/stat"] = stat(120, 0, 105, 870, 5)
     assert provider.sample() == pytest.approx(30.0)
@@ -36,7 +35,7 @@ def test_proc_stat_percent_between_two_readings():
 
 def test_proc_stat_iowait_that_goes_back_counts_as_no_busy_time():
     files = Files({"/proc/stat": stat(100, 0, 0, 1000, 50)})
-    provider = cpu.proc_stat_cpu(files.read)
+    provider = reporter.proc_stat_cpu(files.read)
     provider.sample()
     files["/proc/stat"] = stat(101, 0, 0, 1099, 40)
     assert provider.sample() == 0.0
@@ -45,7 +44,7 @@ def test_proc_stat_iowait_that_goes_back_counts_as_no_busy_time():
 @given(st.lists(st.tuples(*[st.integers(0, 10**9)] * 5), min_size=2, max_size=6))
 def test_proc_stat_is_always_a_percentage_or_nothing(readings):
     texts = iter([stat(*r) for r in readings])
-    provider = cpu.proc_stat_cpu(lambda _: next(texts))
+    provider = reporter.proc_stat_cpu(lambda _: next(texts))
     for _ in readings:
         value = provider.sample()
         assert value is None or 0 <= value <= 100
@@ -58,55 +57,55 @@ def test_proc_stat_is_always_a_percentage_or_nothing(readings):
     ("text", "count"), [("0-7", 8), ("0-4,6,8-10\n", 9), ("3", 1), ("0,1,2", 3)]
 )
 def test_cpu_set(text, count):
-    assert cgroup.parse_cpu_set(text) == count
+    assert reporter.parse_cpu_set(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "a-b", "3-1", "1,,2"])
 def test_cpu_set_refuses(text):
     with pytest.raises(ValueError):
-        cgroup.parse_cpu_set(text)
+        reporter.parse_cpu_set(text)
 
 
 @pytest.mark.parametrize(
     ("text", "cores"), [("max 100000\n", None), ("50000 100000\n", 0.5), ("250000 100000", 2.5)]
 )
 def test_cpu_max(text, cores):
-    assert cgroup.parse_cpu_max(text) == cores
+    assert reporter.parse_cpu_max(text) == cores
 
 
 @pytest.mark.parametrize(
     ("quota", "period", "cores"), [("-1\n", "100000\n", None), ("150000\n", "100000\n", 1.5)]
 )
 def test_cfs_quota(quota, period, cores):
-    assert cgroup.parse_cfs_quota(quota, period) == cores
+    assert reporter.parse_cfs_quota(quota, period) == cores
 
 
 def test_cfs_quota_of_nothing_is_refused_instead_of_dividing_by_zero():
     with pytest.raises(ValueError, match="is not valid"):
-        cgroup.parse_cfs_quota("0", "100000")
+        reporter.parse_cfs_quota("0", "100000")
     with pytest.raises(ValueError, match="is not valid"):
-        cgroup.parse_cpu_max("1000 0")
+        reporter.parse_cpu_max("1000 0")
 
 
 def test_usage_usec_wherever_it_stands():
-    assert cgroup.parse_usage_usec("nr_periods 4\nusage_usec 2500000\nuser_usec 1\n") == 2.5
+    assert reporter.parse_usage_usec("nr_periods 4\nusage_usec 2500000\nuser_usec 1\n") == 2.5
     with pytest.raises(ValueError, match="usage_usec"):
-        cgroup.parse_usage_usec("user_usec 1\n")
+        reporter.parse_usage_usec("user_usec 1\n")
 
 
 def test_own_group():
     text = (
         "9:name=systemd:/x\n3:cpuset:/sets\n2:cpu,cpuacct:/docker/abc\n0::/system.slice/a.service\n"
     )
-    assert cgroup.own_group(text, "cpuacct") == "/docker/abc"
-    assert cgroup.own_group(text, "cpuset") == "/sets"
-    assert cgroup.own_group(text, "") == "/system.slice/a.service"
-    assert cgroup.own_group(text, "memory") == "/"
+    assert reporter.own_group(text, "cpuacct") == "/docker/abc"
+    assert reporter.own_group(text, "cpuset") == "/sets"
+    assert reporter.own_group(text, "") == "/system.slice/a.service"
+    assert reporter.own_group(text, "memory") == "/"
 
 
 def test_cgroup_v2_of_its_quota():
     files, clock = v2_files(1_000_000), FakeClock()
-    provider = cgroup.GroupCpu(cgroup.group_v2(files.read), clock, machine_cores=4)
+    provider = reporter.GroupCpu(reporter.group_v2(files.read), clock, machine_cores=4)
     assert provider.sample() is None
     clock.now += 2
     files["/sys/fs/cgroup/cpu.stat"] = "usage_usec 1250000\n"
@@ -122,7 +121,7 @@ def test_cgroup_v2_of_its_quota():
 
 def test_cgroup_v2_without_quota_is_of_its_cpu_set():
     files, clock = v2_files(0, "max 100000\n", "0-1\n"), FakeClock()
-    provider = cgroup.GroupCpu(cgroup.group_v2(files.read), clock, machine_cores=8)
+    provider = reporter.GroupCpu(reporter.group_v2(files.read), clock, machine_cores=8)
     provider.sample()
     files["/sys/fs/cgroup/cpu.stat"] = "usage_usec 500000\n"
     clock.now += 1
@@ -136,9 +135,9 @@ def test_cgroup_v2_of_a_service_is_read_in_its_own_folder():
     files["/proc/self/cgroup"] = "0::/system.slice/kcl.service\n"
     files[f"{root}/cpu.stat"] = "usage_usec 3000000\n"
     files[f"{root}/cpu.max"] = "100000 100000\n"
-    group = cgroup.group_v2(files.read)
+    group = reporter.group_v2(files.read)
     assert group.used_seconds() == 3.0
-    assert group.limit() == cgroup.CpuLimit(quota_cores=1.0, set_cores=4)
+    assert group.limit() == reporter.CpuLimit(quota_cores=1.0, set_cores=4)
 
 
 @pytest.mark.parametrize("mount", ["cpu", "cpuacct", "cpu,cpuacct"])
@@ -154,7 +153,7 @@ def test_cgroup_v1_wherever_usage_is_mounted(mount):
         }
     )
     clock = FakeClock()
-    provider = cgroup.GroupCpu(cgroup.group_v1(files.read), clock, machine_cores=8)
+    provider = reporter.GroupCpu(reporter.group_v1(files.read), clock, machine_cores=8)
     provider.sample()
     files[f"{root}/{mount}/cpuacct.usage"] = "5000000000\n"
     clock.now += 1
@@ -162,7 +161,7 @@ def test_cgroup_v1_wherever_usage_is_mounted(mount):
 
 
 def test_cgroup_sample_at_the_same_instant_is_no_value():
-    provider = cgroup.GroupCpu(cgroup.group_v2(v2_files(5).read), FakeClock(), machine_cores=4)
+    provider = reporter.GroupCpu(reporter.group_v2(v2_files(5).read), FakeClock(), machine_cores=4)
     provider.sample()
     assert provider.sample() is None
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
+from kcl_pipeline.batch import frame_in, frame_of, with_frame
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError, TransformFailedError
 from kcl_pipeline.spark.failures.outcomes import MAX_CAUSES, TaskError
-from kcl_pipeline.transform import frame_in, frame_of, with_frame
 
 _CRASHED: Final = "a Python worker of Spark crashed in it"
 _WRITING_FAILED: Final = (
