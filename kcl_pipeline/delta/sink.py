@@ -20,17 +20,19 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.files import BATCH_FOLDER, unique_name, write_table
-from kcl_pipeline.delta.log import DeltaLog
-from kcl_pipeline.delta.results import (
+from kcl_pipeline.delta.files import (
+    BATCH_FOLDER,
     TableColumns,
     delta_schema,
     misfit,
     missing_columns,
     partition_misfit,
+    unique_name,
     untyped,
     untyped_reason,
+    write_table,
 )
+from kcl_pipeline.delta.log import DeltaLog
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.storage import cause_of, first_line, is_local, is_s3, s3_option
 from kcl_pipeline.errors import SinkError, TableMismatchError

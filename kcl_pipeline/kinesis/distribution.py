@@ -2,7 +2,7 @@
 
 Kinesis calls this the record distribution strategy AUTO. Producers then need no partition key, and
 the hash key of a record says nothing about its shard. Therefore no KPL aggregate of such a stream
-is dropped because of the hash keys of its user records (`decode.kpl`).
+is dropped because of the hash keys of its user records (`reader.deaggregate`).
 
 DescribeStreamSummary is limited to 20 calls per second for an account. So the strategy is read when
 the stream is resolved, and again only when a decision depends on it and the last answer is old.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kcl_pipeline.batch import BatchWriter
-    from kcl_pipeline.delta.results import TableColumns
+    from kcl_pipeline.delta.files import TableColumns
     from kcl_pipeline.kinesis.client import KinesisClient
     from kcl_pipeline.kinesis.ranges import RangeJobs
     from kcl_pipeline.sinks.sink import Sink

@@ -30,8 +30,7 @@ from kcl_pipeline.aws import KinesisSource
 from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, ArrowTransform, Batch, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
-from kcl_pipeline.delta.files import ArrowBatchWriter, batch_folder, unique_name
-from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.files import ArrowBatchWriter, TableColumns, batch_folder, unique_name
 from kcl_pipeline.delta.storage import StorageOptions, delta_options, table_root
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.kinesis.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch

@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_pipeline.batch import REJECTED_SCHEMA, DataFile, split_rejected
-from kcl_pipeline.delta.files import write_table
-from kcl_pipeline.delta.results import TableColumns, failed_result
+from kcl_pipeline.delta.files import TableColumns, failed_result, write_table
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark.task_process import settle, table_storage
 

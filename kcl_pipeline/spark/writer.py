@@ -28,9 +28,8 @@ from kcl_pipeline.batch import (
     split_rejected,
 )
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.files import batch_folder, write_table
+from kcl_pipeline.delta.files import TableColumns, batch_folder, untyped, write_table
 from kcl_pipeline.delta.object_store import open_storage
-from kcl_pipeline.delta.results import TableColumns, untyped
 from kcl_pipeline.delta.storage import delta_options, is_local, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, ResultMismatchError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events

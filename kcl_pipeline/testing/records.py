@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kcl_pipeline.batch import RECORD_SCHEMA, apply_arrow_transform, split_rejected
-from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.files import TableColumns
 from kcl_pipeline.delta.settings import DeltaSink
 
 if TYPE_CHECKING:

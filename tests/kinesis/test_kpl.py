@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from kcl_pipeline.batch import RECORD_SCHEMA, Chunk
 from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.kinesis.client import RecordsPage
-from kcl_pipeline.kinesis.decode import (
+from kcl_pipeline.kinesis.decode import records_table
+from kcl_pipeline.kinesis.reader import (
     KPL_PARTITION_KEY,
     MAGIC,
     UserRecord,
     deaggregate,
     decode_aggregate,
-    records_table,
 )
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange

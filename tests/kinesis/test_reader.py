@@ -12,8 +12,8 @@ import pytest
 from kcl_pipeline import errors
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.kinesis.client import RecordsPage
-from kcl_pipeline.kinesis.decode import KPL_PARTITION_KEY, records_table
-from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.decode import records_table
+from kcl_pipeline.kinesis.reader import KPL_PARTITION_KEY, ShardReader
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 from kcl_pipeline.testing.clock import VirtualClock

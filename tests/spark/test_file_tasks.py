@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kcl_pipeline.batch import Batch, PartFailure, Written
-from kcl_pipeline.delta.files import ArrowBatchWriter
-from kcl_pipeline.delta.results import TableColumns
+from kcl_pipeline.delta.files import ArrowBatchWriter, TableColumns
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark import file_tasks, task_process, writer
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame

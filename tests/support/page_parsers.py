@@ -14,7 +14,7 @@ from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import decode_page
 
 ByOffsets = Literal["columns_of", "cbor_columns_of"]
-"""The function of `decode.bodies` that parses by byte offsets."""
+"""The function of `decode` that parses by byte offsets."""
 
 
 def by_parser(body: bytes, content_type: str, by_offsets: ByOffsets) -> RecordsPage:

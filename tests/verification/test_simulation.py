@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from kcl_pipeline.kinesis.decode import deaggregate
+from kcl_pipeline.kinesis.reader import deaggregate
 from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock

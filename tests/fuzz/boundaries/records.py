@@ -20,12 +20,11 @@ from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import (
     CBOR_CONTENT_TYPE,
     JSON_CONTENT_TYPE,
-    MAX_EXPANSION,
-    deaggregate,
     decode_event,
     decode_page,
     records_table,
 )
+from kcl_pipeline.kinesis.reader import MAX_EXPANSION, deaggregate
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from tests.fuzz import values
