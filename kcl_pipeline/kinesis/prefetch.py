@@ -1,8 +1,9 @@
 """Read many shards ahead of processing, within one limit of bytes.
 
-`Pace` decides when a shard is read again, and how long records wait for a batch. `Pages` counts
-the pages of records in the memory budget of the worker. `Reading` is one shard: what reads it, its
-progress, and its records that wait. `Prefetcher` reads them all, and hands out records for batches.
+`Pace` decides when a shard is read again, and how long records wait for a batch. `PageMemory`
+counts the pages of records in the memory budget of the worker. `Slot` is one shard: what reads it,
+its progress, and its records that wait. `Prefetcher` reads them all, and hands out records for
+batches.
 """
 
 from __future__ import annotations
@@ -111,16 +112,16 @@ class Pace:
 
 
 @dataclass(slots=True, eq=False)
-class Page:
-    """The records of one response.
+class PageCost:
+    """What a page of records costs in memory.
 
     Attributes:
-        cost: Bytes of their buffers. All of them stay until the last part of the page is released.
-        uses: Parts in the buffer and in batches.
+        bytes: Bytes of its buffers. All of them stay until the last piece of the page is released.
+        uses: Pieces in the buffer of the prefetcher and in batches.
         kind: As what it is counted.
     """
 
-    cost: int
+    bytes: int
     uses: int = 1
     kind: Kind = "prefetch"
 
@@ -135,7 +136,7 @@ class PageMemory:
     def __init__(self, budget: MemoryBudget | None) -> None:
         self._budget = budget
         self._reading = self._pages = 0
-        self._taken: list[Page] = []
+        self._taken: list[PageCost] = []
 
     def limit(self, prefetch_max_bytes: int) -> int:
         """Return the most bytes that may wait."""
@@ -166,36 +167,36 @@ class PageMemory:
         self._reading -= 1
         self._change({"prefetch": -READ_BYTES})
 
-    def end_read_with(self, cost: int) -> Page:
+    def end_read_with(self, size: int) -> PageCost:
         """Note that a read has ended, and count its page."""
         self._reading -= 1
         self._pages += 1
-        self._change({"prefetch": cost - READ_BYTES})
-        return Page(cost)
+        self._change({"prefetch": size - READ_BYTES})
+        return PageCost(size)
 
-    def take(self, page: Page, *, is_split: bool) -> None:
-        """Note that a part of a page is in a batch. If it is split, the rest still waits."""
+    def take(self, cost: PageCost, *, is_split: bool) -> None:
+        """Note that a piece of a page is in a batch. If it is split, the rest still waits."""
         if self._budget is None:
             return
         if is_split:
-            page.uses += 1
-        elif page.kind == "prefetch":
-            page.kind = "batch"
-            self._change({"prefetch": -page.cost, "batch": page.cost})
-        self._taken.append(page)
+            cost.uses += 1
+        elif cost.kind == "prefetch":
+            cost.kind = "batch"
+            self._change({"prefetch": -cost.bytes, "batch": cost.bytes})
+        self._taken.append(cost)
 
-    def release(self, page: Page) -> None:
-        """Release a part of a page."""
-        page.uses -= 1
-        if not page.uses:
+    def release(self, cost: PageCost) -> None:
+        """Release a piece of a page."""
+        cost.uses -= 1
+        if not cost.uses:
             self._pages -= 1
-            self._change({page.kind: -page.cost})
+            self._change({cost.kind: -cost.bytes})
 
     def release_taken(self) -> None:
         """Release what was taken, because its batch has ended."""
         taken, self._taken = self._taken, []
-        for page in taken:
-            self.release(page)
+        for cost in taken:
+            self.release(cost)
 
     def _change(self, changes: dict[Kind, int]) -> None:
         if self._budget is not None:
@@ -256,11 +257,11 @@ class ReadState:
 
 @dataclass(slots=True)
 class Buffered:
-    """Records that wait, and the page that they belong to."""
+    """Records that wait, and the memory of the page that they belong to."""
 
     serial: int
     chunk: Chunk
-    page: Page
+    cost: PageCost
     fetched: float
 
 
@@ -663,8 +664,8 @@ class Prefetcher:
             slot.last_cost = max(chunk.bytes, chunk.records.get_total_buffer_size())
             self._serial += 1
             chunk = with_oldest(chunk, now)
-            page = self._pages.end_read_with(slot.last_cost)
-            slot.buffer.append(Buffered(self._serial, chunk, page, now))
+            cost = self._pages.end_read_with(slot.last_cost)
+            slot.buffer.append(Buffered(self._serial, chunk, cost, now))
             self._add_up(slot.buffer[-1], 1)
             if chunk.rejected is not None:
                 return (chunk.rejected,)
@@ -703,16 +704,16 @@ class Prefetcher:
     def _replace_head(self, slot: Slot, rest: Chunk | None) -> None:
         head = slot.buffer.popleft()
         self._add_up(head, -1)
-        self._pages.take(head.page, is_split=rest is not None)
+        self._pages.take(head.cost, is_split=rest is not None)
         if rest is not None:
-            # The whole table stays in memory until its last part is taken.
-            slot.buffer.appendleft(Buffered(head.serial, rest, head.page, head.fetched))
+            # The whole table stays in memory until its last piece is taken.
+            slot.buffer.appendleft(Buffered(head.serial, rest, head.cost, head.fetched))
             self._add_up(slot.buffer[0], 1)
 
     def _add_up(self, buffered: Buffered, sign: int) -> None:
         self._bytes += sign * buffered.chunk.bytes
         self._records += sign * buffered.chunk.records.num_rows
-        self._cost += sign * buffered.page.cost
+        self._cost += sign * buffered.cost.bytes
 
     def _drop(self, lease_key: str) -> Reader | None:
         slot = self._slots.pop(lease_key, None)
@@ -720,7 +721,7 @@ class Prefetcher:
             return None
         for buffered in slot.buffer:
             self._add_up(buffered, -1)
-            self._pages.release(buffered.page)
+            self._pages.release(buffered.cost)
         slot.buffer.clear()
         return slot.reader
 

@@ -373,20 +373,34 @@ class HeldLeases:
         Raises:
             AwsError: The index cannot be queried, or the row of the worker cannot be read.
         """
+        unknown, leaving = self.look_up(keys)
+        self.note_handoffs(leaving, map=map)
+        return tuple(held for held in map(self.discover_one, unknown) if held is not None)
+
+    def look_up(self, keys: Iterable[str] | None = None) -> tuple[list[str], list[str]]:
+        """Compare the leases that are held with those that name this worker.
+
+        Args:
+            keys: Leases that name this worker, perhaps not all. None: the index supplies them.
+
+        Returns:
+            The keys that are not held (see `discover_one`). And the held ones that the index does
+            not have: a handoff has begun, or the lease is lost (see `note_handoffs`).
+
+        Raises:
+            AwsError: The index cannot be queried, or the row of the worker cannot be read.
+        """
         if self._has_lost:
             self._has_lost = False
             if not self._is_verified():
-                return ()
-        found = set(self._table.lease_keys_of(self._worker_id) if keys is None else keys)
+                return [], []
+        assigned = set(self._table.lease_keys_of(self._worker_id) if keys is None else keys)
         with self._lock:
-            unknown = sorted(key for key in found if key not in self._held)
-            missing = [key for key in self._held if key not in found]
+            unknown = sorted(key for key in assigned if key not in self._held)
+            missing = [key for key in self._held if key not in assigned]
             if keys is None:
-                self._coming &= found
-        if keys is None:
-            # The index has another owner: a handoff has begun, or the lease is lost.
-            self.note_handoffs(missing, map=map)
-        return tuple(held for held in map(self._discover_one, unknown) if held is not None)
+                self._coming &= assigned
+        return unknown, missing if keys is None else []
 
     def _is_verified(self) -> bool:
         try:
@@ -407,11 +421,15 @@ class HeldLeases:
             keys: The leases. Those that are not held are ignored.
             map: Runs the renewals.
         """
-        found = (self.get(key) for key in keys)
-        unknown = [held for held in found if held is not None and held.handoff_deadline is None]
-        list(map(self._renew_one, unknown))
+        list(map(self.renew_one, self.unknown_handoffs(keys)))
 
-    def _discover_one(self, key: str) -> Held | None:
+    def unknown_handoffs(self, keys: Iterable[str]) -> list[Held]:
+        """Return those of these leases that are held, and whose handoff is not known."""
+        all_held = (self.get(key) for key in keys)
+        return [held for held in all_held if held is not None and held.handoff_deadline is None]
+
+    def discover_one(self, key: str) -> Held | None:
+        """Read a row, and hold the lease if it is this worker's. Errors are reported as events."""
         began = self._clock.monotonic()
         try:
             row = self._table.get(key, consistent=self._settings.consistent_reads)
@@ -437,18 +455,23 @@ class HeldLeases:
         self._rejected.forget(self._table.name, lease.lease_key)
         return True
 
-    # `map` replaces the builtin.
-    def renew_all(self, *, map: MapCallable = serial_map) -> int:  # noqa: A002
-        """Renew every lease through `map`; return how many were renewed.
+    def renew_all(self, *, start: Callable[[Held], bool] | None = None) -> int:
+        """Renew every lease; return how many were renewed, or whose renewal has started.
+
+        Args:
+            start: Starts `renew_one` of a lease in another thread, and returns whether it did.
+                None: the renewals are made here, one after the other.
+        """
+        return sum(map(start or self.renew_one, self._all()))
+
+    def renew_one(self, held: Held) -> bool:
+        """Renew a lease, with its checkpoint if one is due; return whether it was renewed.
 
         A lease that expired locally is dropped without a write, because another worker may own it.
         A lease whose write is refused is lost. After an error the lease is kept until it expires;
         the error is reported as an event. A lease that another thread is writing is skipped.
         Renewals detect handoffs.
         """
-        return sum(map(self._renew_one, self._all()))
-
-    def _renew_one(self, held: Held) -> bool:
         if self._expired(held, self._clock.monotonic()):
             self.drop(held, EXPIRED)
             return False

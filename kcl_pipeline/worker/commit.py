@@ -347,8 +347,9 @@ class ProgressStore:
             SinkError: The outcome is unknown. The shards must be started again.
         """
         batched = [(consumers[one.lease_key], one.through) for one in batch.ranges]
-        refused, is_new = self._find_table([c for c, _ in batched if c.table_id is None], written)
-        if refused or is_new:
+        new = [c for c, _ in batched if c.table_id is None]
+        refused, must_rewrite = self._find_table(new, written)
+        if refused or must_rewrite:
             return AdvanceResult(landed=False, refused=refused)
         table_id = batched[0][0].table_id
         expected, becomes, refused = _entries(batched, table_id)

@@ -9,7 +9,7 @@ the worker while a step hangs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -657,7 +657,8 @@ class LeaseLoop:
             now = self._dependencies.clock.monotonic()
             self._sweep = _Sweep(began=now, ended=now)
             self._late.clear()
-            self._leases.renew_all(map=partial(self._renew, self._sweep))
+            start = partial(self._start_renewal, self._sweep)
+            self._sweep.calls = self._leases.renew_all(start=start)
             self._report_sweep(is_over=False)
             self._watchdog.look(must_be_useful=not is_2x)
             self._dependencies.events(StatusMeasured(self._dependencies.worker_id, self._status()))
@@ -691,22 +692,19 @@ class LeaseLoop:
     def _start(self, lease_key: str, call: Callable[[], Any]) -> bool:
         return self._calls.start(("lease", lease_key), call)
 
-    def _renew(
-        self, sweep: _Sweep, renew: Callable[[Held], bool], leases: Sequence[Held]
-    ) -> list[bool]:
-        """Start the renewals of a sweep, each once the call before for its lease has ended."""
+    def _start_renewal(self, sweep: _Sweep, held: Held) -> bool:
+        """Start a renewal of a sweep. If the call before for its lease goes on, it follows that."""
 
-        def call(held: Held) -> None:
-            is_renewed = renew(held)
+        def call() -> None:
+            is_renewed = self._leases.renew_one(held)
             sweep.ended = self._dependencies.clock.monotonic()
             sweep.renewed.append(is_renewed)
 
-        for held in leases:
-            if self._start(held.lease_key, partial(call, held)):
-                sweep.calls += 1
-            else:  # the sweep does not count it: the call before may never end
-                self._late[held.lease_key] = partial(renew, held)
-        return []
+        if self._start(held.lease_key, call):
+            return True
+        # The sweep does not count it: the call before may never end.
+        self._late[held.lease_key] = partial(self._leases.renew_one, held)
+        return False
 
     def _report_sweep(self, *, is_over: bool) -> None:
         """Report the last sweep once all of its calls have ended, or `is_over` ends its time."""
@@ -726,18 +724,17 @@ class LeaseLoop:
         """Query the index; start a look-up for each new lease, so that none waits for another."""
         if self._stop.is_set():  # also one that was due before, and began now
             return
-        started: list[str] = []
-
-        def start(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-            for item in items:
-                key = item if isinstance(item, str) else item.lease_key
-                if self._start(key, partial(call, item)):
-                    started.append(key)
-            return []
 
         def discover() -> int:
-            self._leases.discover(map=start)
-            return len(started)
+            unknown, leaving = self._leases.look_up()
+            started = [
+                self._start(held.lease_key, partial(self._leases.renew_one, held))
+                for held in self._leases.unknown_handoffs(leaving)
+            ]
+            started += [
+                self._start(key, partial(self._leases.discover_one, key)) for key in unknown
+            ]
+            return sum(started)
 
         self._run(LeaseTask.DISCOVERY, "discovery", discover)
 

@@ -54,8 +54,8 @@ def test_a_page_counts_once_and_until_its_last_part_is_released() -> None:
     reader.script = [None] * 1000
     page = memory.used_bytes
     slot = world.prefetcher._slots["a"]
-    whole = slot.buffer[0].page
-    slot.buffer[0].page.uses += 1
+    whole = slot.buffer[0].cost
+    slot.buffer[0].cost.uses += 1
     world.prefetcher._pages.take(whole, is_split=False)
     assert memory.used_bytes == page
     world.prefetcher.release_taken()

@@ -183,17 +183,17 @@ def test_a_renewal_whose_answer_was_lost_is_found_by_the_next(world):
     assert held.lease.counter == 3
 
 
-def test_renewals_go_through_the_given_map(world):
+def test_renewals_are_started_by_the_caller(world):
     world.assign("a", "b", "c")
     world.leases.discover()
-    seen = []
+    keys = []
 
-    def mapper(call, items):
-        seen.extend(h.lease_key for h in items)
-        return [call(item) for item in items]
+    def start(held):
+        keys.append(held.lease_key)
+        return held.lease_key != "b"
 
-    assert world.leases.renew_all(map=mapper) == 3
-    assert seen == ["a", "b", "c"]
+    assert world.leases.renew_all(start=start) == 2, "one could not be started"
+    assert keys == ["a", "b", "c"]
 
 
 def test_a_checkpoint_is_a_renewal(world):
