@@ -140,6 +140,8 @@ def test_shards_that_wait_for_the_children_of_an_unreadable_row_do_not_hold_the_
     key = "shardId-000000000001"
     world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
     world.start("w", "a", drain=True)
+    world.run(2)
+    assert not world.drains["w"].done(), "it has listed the shards now"
     middle = str(MAX_HASH_KEY // 2)
     world.model.call("SplitShard", StreamName="a", ShardToSplit=key, NewStartingHashKey=middle)
     for seconds, (shard, adjacent) in ((1, "03"), (30, "42")):

@@ -25,6 +25,7 @@ def drain_of(streams, leases):
         worker_id="me",
         settings=ConsumerSettings(application_name="orders", streams=("orders",)),
         lease_table=SimpleNamespace(list_leases=lambda: listing),
+        kinesis=SimpleNamespace(list_shards=lambda _: ()),
     )
     lifecycle = SimpleNamespace(consumers={}, deleted=())
     source = SimpleNamespace(state_of=lambda _: None)

@@ -6,8 +6,9 @@ the leader creates a missing row; for rows that cannot be read; and for each unf
 except these:
 
 - This worker holds it, and has read it to the tip and committed that since the drain began. What
-  comes later is not waited for. If the shard has ended, SHARD_END must be written. The page with
-  its last record need not say so, so the stream is listed when nothing else is waited for.
+  comes later is not waited for. If the shard had children then, or its end was read, SHARD_END must
+  be written, because the children have no rows before. The page with its last record need not say
+  that it has ended, so each stream is listed once.
 - Another worker owns it and has renewed it since the drain began. A row that only names an owner
   proves nothing: that worker may have been killed before. A shard that is held here is left to the
   same worker while it waits for that one.
@@ -18,23 +19,21 @@ except these:
 Leases of streams that the settings do not name are ignored. If the settings name several streams,
 one that does not exist is not waited for. Nor is a stream that was created after the start.
 
-A drain also fails when nothing that it waits for has moved for a long time (`standstill_seconds`).
-Then it says what that is, and why. So it needs to know neither which errors pass, nor which rows a
+A drain also fails when nothing that it waits for has moved for a long time (`_stands_still`). Then
+it says what that is, and why. So it needs to know neither which errors pass, nor which rows a
 person has to repair.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.clock import Lasting
-from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
+from kcl_pipeline.clock import LastChanges, Lasting
 from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers, StreamUnavailable
-from kcl_pipeline.leader.lock import lock_settings
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.shards import StreamId
@@ -63,34 +62,13 @@ class _Wait:
 
     Attributes:
         reason: Why it is waited for.
-        progress: A value that changes when it moves.
+        progress: A hashable value that changes when it moves.
         more_seconds: How much longer than other things it may stand still.
     """
 
     reason: str
     progress: object = None
     more_seconds: float = 0.0
-
-
-def standstill_seconds(settings: ConsumerSettings, lock_millis: int = 0) -> float:
-    """Return the time without a movement after which a drain fails.
-
-    Args:
-        settings: All settings.
-        lock_millis: The duration of the lock of the present leader, which may have other settings.
-    """
-    failover_millis = settings.lease.failover_time_millis
-    # The lock of a leader that was killed expires first, and it may be the longer time.
-    own_millis = lock_settings(settings, is_sensor=False).leader_lease_duration_millis
-    lock_millis = max(lock_millis, own_millis)
-    takes_millis = max(FAILOVERS * failover_millis, lock_millis + failover_millis)
-    return (settings.worker.shard_stalled_after_millis + takes_millis) / 1000
-
-
-def audit_seconds(settings: ShardSyncSettings) -> float:
-    """Return the time in which a leader creates a missing row."""
-    audits = settings.leases_recovery_auditor_inconsistency_confidence_threshold + 1
-    return audits * settings.leases_recovery_auditor_execution_frequency_millis / 1000
 
 
 class DrainWatch:
@@ -119,6 +97,7 @@ class DrainWatch:
         paused: Callable[[], Mapping[str, ShardPause]],
     ) -> None:
         self._dependencies = dependencies
+        self._consumers = lifecycle.consumers
         self._lifecycle = lifecycle
         self._deleted = lifecycle.deleted
         self._source = source
@@ -132,18 +111,19 @@ class DrainWatch:
         # name a worker that was killed. None: no look has seen a lease of the stream.
         self._unread: dict[StreamId, dict[str, Lease] | None] = dict.fromkeys(streams)
         self._gone: set[StreamId] = set()
+        self._parents: dict[StreamId, set[str]] = {}
         self._read: set[str] = set()
-        # By lease and its two owners, the counter at the first look. An assignment raises it, too.
-        # It is a write of the leader, and proves nothing about the owner, so it makes another key.
-        self._counters: dict[tuple[str, str | None, str | None], int] = {}
-        self._pauses: Mapping[str, ShardPause] = {}
+        self._renewals = LastChanges[tuple[str, str | None, str | None]]()
         self._unfinished = 0
         self.elsewhere = Counter[str]()
         # What was waited for at any look. Nothing is forgotten: the ends of two shards may fail in
         # turns, so that each of them is waited for again and again, and that is no movement.
         self._progress: dict[str, object] = {}
-        self._limit_seconds = standstill_seconds(dependencies.settings)
-        self._standstill = Lasting(self._limit_seconds)
+        sync = dependencies.settings.shard_sync
+        audits = sync.leases_recovery_auditor_inconsistency_confidence_threshold + 1
+        audit_millis = sync.leases_recovery_auditor_execution_frequency_millis
+        self._audit_seconds = audits * audit_millis / 1000
+        self._standstill = Lasting(self._limit_seconds())
         self._standstill.begin(self._began)
         self._failure: str | None = None
 
@@ -182,35 +162,46 @@ class DrainWatch:
             listing = self._dependencies.lease_table.list_leases()
         except AwsError as error:
             return {"the lease table": self._refusal("Scan of the leases", error)}
-        before, self._counters = self._counters, {}
+        counters = {_claim(lease): lease.counter for lease in listing.leases}
+        self._renewals.observe(counters, self._dependencies.clock.monotonic())
         groups: defaultdict[str | None, list[Lease]] = defaultdict(list)
         for lease in listing.leases:
-            claim = _claim(lease)
-            self._counters[claim] = before.get(claim, lease.counter)
             groups[lease.stream].append(lease)
-        self._pauses = self._paused()
-        waits: dict[str, _Wait] = {}
+        pauses, describes, waits = self._paused(), self._describe.ready(), dict[str, _Wait]()
         self._unfinished, self.elsewhere = 0, Counter()
-        describes = self._describe.ready()
         for stream in self._unread:
-            prefix = stream.lease_key("")
+            leases, prefix = _leases_of(stream, groups), stream.lease_key("")
+            waits |= self._list_shards(stream)
+            waits |= self._waits_for_leases(stream, leases, pauses)
             bad_rows = [row for row in listing.bad_rows if row.key.startswith(prefix)]
-            leases = _leases_of(stream, groups)
-            waits |= self._waits_for_leases(stream, leases)
-            # The range of hash keys of a row that cannot be read is not known.
+            waits |= {row.key: _Wait(f"its row cannot be read: {row.reason}") for row in bad_rows}
+            # The hash keys of a row that cannot be read are not known.
             hole = None if bad_rows or stream in self._deleted else hole_in_leases(leases)
             if hole is not None:
-                more_seconds = audit_seconds(self._dependencies.settings.shard_sync)
-                waits[f"the stream {stream.name}"] = _Wait(str(hole), hole, more_seconds)
+                waits[f"the stream {stream.name}"] = _Wait(str(hole), hole, self._audit_seconds)
                 if describes:
                     self._deleted.find_out(stream)
-            waits |= {row.key: _Wait(f"its row cannot be read: {row.reason}") for row in bad_rows}
-        return waits or self._ends()
+        return waits
 
-    def _waits_for_leases(self, stream: StreamId, leases: Sequence[Lease]) -> dict[str, _Wait]:
+    def _list_shards(self, stream: StreamId) -> dict[str, _Wait]:
+        """Note which shards of a stream have children, once; return a listing that has failed."""
+        if stream in self._parents or stream in self._deleted:
+            return {}
+        try:
+            shards = self._dependencies.kinesis.list_shards(stream)
+        except NotFoundError:
+            return {}  # Only a description proves that the stream is deleted.
+        except AwsError as error:
+            return {f"the shards of {stream.name}": self._refusal("ListShards", error)}
+        self._parents[stream] = {parent for shard in shards for parent in shard.parents}
+        return {}
+
+    def _waits_for_leases(
+        self, stream: StreamId, leases: Sequence[Lease], pauses: Mapping[str, ShardPause]
+    ) -> dict[str, _Wait]:
         """Return the leases of a stream that are waited for, and note those that are not read."""
         waits: dict[str, _Wait] = {}
-        rows = {lease.lease_key: lease for lease in leases}
+        rows, parents = {lease.lease_key: lease for lease in leases}, self._parents.get(stream, ())
         unread = self._unread[stream] or {}
         for lease in leases:
             key = lease.unique_key
@@ -223,7 +214,7 @@ class DrainWatch:
                 continue
             if key not in self._read:
                 unread[key] = lease
-            if (wait := self._wait(lease)) is not None:
+            if (wait := self._wait(lease, pauses, parents)) is not None:
                 waits[key] = wait
         if leases:
             self._unread[stream] = unread
@@ -235,7 +226,7 @@ class DrainWatch:
             name, reason = stream.arn or stream.name, "the stream was deleted during the drain"
             self._dependencies.events(StreamUnavailable(me, name, reason))
         # Another worker that is known to be the owner reads its lease, or the leader assigns it.
-        elsewhere = {one.unique_key for one in leases if one.actual_owner not in (None, me)}
+        elsewhere = {row.unique_key for row in leases if row.actual_owner not in (None, me)}
         # Now, and not at the end: a drain that is stopped before would lose them in silence.
         for key in sorted(unread.keys() - elsewhere):
             self._deleted.report(unread[key], stream)
@@ -243,40 +234,37 @@ class DrainWatch:
 
     def _reader_of(self, lease: Lease, rows: Mapping[str, Lease]) -> str | None:
         """Return the other worker that a lease is left to; None: there is none."""
-        consumer = self._lifecycle.consumers.get(lease.lease_key)
-        if consumer is None:
-            return self._living_owner(lease)
-        if consumer.state is not ConsumerState.BLOCKED:
-            return None
-        # It waits for its parents. A worker that reads one of them may checkpoint rarely.
-        parents = (rows.get(lease.key_of_sibling(parent)) for parent in lease.parent_shard_ids)
-        unfinished = (row for row in parents if row is not None and not row.ended)
-        return next(filter(None, map(self._living_owner, unfinished)), None)
+        rows_to_read = [lease]
+        if (consumer := self._consumers.get(lease.lease_key)) is not None:
+            if consumer.state is not ConsumerState.BLOCKED:
+                return None
+            # It waits for its parents. A worker that reads one of them may checkpoint rarely.
+            parents = (rows.get(lease.key_of_sibling(parent)) for parent in lease.parent_shard_ids)
+            rows_to_read = [row for row in parents if row is not None and not row.ended]
+        for row in rows_to_read:
+            is_held = (
+                row.actual_owner == self._dependencies.worker_id or row.lease_key in self._consumers
+            )
+            if not is_held and self._renewals.has_changed(_claim(row)):
+                return row.actual_owner
+        return None
 
-    def _living_owner(self, lease: Lease) -> str | None:
-        """Return the other worker that owns a lease, if it is known to be alive."""
-        owner = lease.actual_owner
-        is_held = (
-            owner == self._dependencies.worker_id or lease.lease_key in self._lifecycle.consumers
-        )
-        is_renewed = self._counters[_claim(lease)] != lease.counter
-        return owner if is_renewed and not is_held else None
-
-    def _wait(self, lease: Lease) -> _Wait | None:
+    def _wait(
+        self, lease: Lease, pauses: Mapping[str, ShardPause], parents: Collection[str]
+    ) -> _Wait | None:
         """Return why an unfinished lease is waited for that no other worker is known to read."""
-        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        consumer = self._consumers.get(lease.lease_key)
         if consumer is None:
             owner = lease.actual_owner
             if owner is None:
                 return _Wait("it has no owner")
             return _Wait(f"its owner {owner} has not renewed it since the drain began", owner)
-        pause = self._pauses.get(lease.lease_key)
+        pause = pauses.get(lease.lease_key)
         if pause is not None and pause.attempts >= ATTEMPTS:
             return None
-        # The children of a shard that ends have no rows before it is at SHARD_END. After that, a
-        # row that is not at SHARD_END is an old one, and the scan has no rows of the children.
+        # ENDED: the row is at SHARD_END. The scan is older, and has no rows of the children.
         is_ending = consumer.state in (ConsumerState.ENDING, ConsumerState.ENDED)
-        if lease.unique_key in self._read and not is_ending:
+        if lease.unique_key in self._read and not is_ending and lease.shard_id not in parents:
             return None
         reading = self._source.state_of(lease.lease_key)
         error = consumer.error or (None if reading is None else reading.error)
@@ -288,45 +276,26 @@ class DrainWatch:
         )
         return _Wait(error or f"its state is {consumer.state}", moved_at)
 
-    def _ends(self) -> dict[str, _Wait]:
-        """Return the shards that are held here and have children, but whose end was not read.
-
-        The children may have records, and they have no rows yet.
-        """
-        waits: dict[str, _Wait] = {}
-        held: defaultdict[StreamId, dict[str, str]] = defaultdict(dict)
-        for consumer in self._lifecycle.consumers.values():
-            key, stream = consumer.held.lease.unique_key, consumer.stream
-            if consumer.state is not ConsumerState.ENDED and key in self._read:
-                held[stream][consumer.held.lease.shard_id] = key
-        for stream in self._unread:
-            if stream not in held or stream in self._deleted:
-                continue
-            try:
-                shards = self._dependencies.kinesis.list_shards(stream)
-            except NotFoundError:
-                continue  # All that this worker knew of it is read.
-            except AwsError as error:
-                waits[f"the shards of {stream.name}"] = self._refusal("ListShards", error)
-            else:
-                parents = {parent for shard in shards for parent in shard.parents}
-                with_children = held[stream].keys() & parents
-                waits |= {held[stream][one]: _Wait("its end is not read") for one in with_children}
-        return waits
-
     def _refusal(self, what: str, error: AwsError) -> _Wait:
         self._dependencies.events(AwsTrouble(f"{what} for the drain", str(error)))
         return _Wait(f"{type(error).__name__}: {error}")
 
+    # -- a drain that stands still
+
     def _stands_still(self, waits: Mapping[str, _Wait]) -> bool:
         """Return whether nothing of this has moved for too long, and note why it is waited for."""
         now, before = self._dependencies.clock.monotonic(), self._progress
-        if any(key not in before or before[key] != waits[key].progress for key in waits):
+        # The last batch of a shard is a movement, too. No look will see that it was committed.
+        progress: dict[str, object] = {"the number of shards that are read": len(self._read)}
+        progress |= {key: wait.progress for key, wait in waits.items()}
+        self._progress = before | progress
+        if not progress.items() <= before.items():
             self._standstill.begin(now)
-        self._progress = before | {key: wait.progress for key, wait in waits.items()}
         seconds = self._standstill.count(now)
-        more_seconds = max(wait.more_seconds for wait in waits.values())
-        if seconds < self._limit_seconds + more_seconds or seconds < self._lock_limit_seconds():
+        counted_seconds = seconds - max(wait.more_seconds for wait in waits.values())
+        if counted_seconds < self._limit_seconds():
+            return False
+        if counted_seconds < self._limit_seconds(self._lock_millis()):
             return False
         keys_by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for key in sorted(waits):
@@ -341,14 +310,24 @@ class DrainWatch:
         self._failure = f"nothing that the drain waits for has moved for {seconds:.0f} s: {text}"
         return True
 
-    def _lock_limit_seconds(self) -> float:
-        """Return the time without a movement with the lock of the present leader."""
+    def _limit_seconds(self, lock_millis: int = 0) -> float:
+        """Return the time without a movement after which a drain fails.
+
+        Args:
+            lock_millis: Duration of the lock of the present leader.
+        """
+        settings = self._dependencies.settings
+        failover_millis = settings.lease.failover_time_millis
+        # If that leader was killed, its lock expires first, and then its leases.
+        takes_millis = max(FAILOVERS * failover_millis, lock_millis + failover_millis)
+        return (settings.worker.shard_stalled_after_millis + takes_millis) / 1000
+
+    def _lock_millis(self) -> int:
         try:
             lock = self._dependencies.coordinator_table.read_lock()
         except AwsError:
-            lock = None
-        millis = 0 if lock is None else lock.lease_duration_millis
-        return standstill_seconds(self._dependencies.settings, millis)
+            return 0
+        return 0 if lock is None else lock.lease_duration_millis
 
     # -- what is noted between two looks
 
@@ -358,26 +337,27 @@ class DrainWatch:
         Returns:
             Whether the last shard that is held here is read now.
         """
-        waiting = [
-            consumer
-            for consumer in self._lifecycle.consumers.values()
-            if consumer.held.lease.unique_key not in self._read
-            and consumer.state is not ConsumerState.ENDED
-        ]
-        read = [
-            consumer.held.lease.unique_key
-            for consumer in waiting
-            if consumer.is_read(self._source.state_of(consumer.lease_key), self._began)
-        ]
-        self._read.update(read)
-        if read:
-            # It was waited for, and no look will see that its last batch was committed.
-            self._standstill.begin(self._dependencies.clock.monotonic())
-        return bool(read) and len(read) == len(waiting)
+        waiting = {
+            consumer.held.lease.unique_key: consumer
+            for consumer in self._consumers.values()
+            if consumer.state is not ConsumerState.ENDED
+        }
+        keys = waiting.keys() - self._read
+        read = {
+            key
+            for key in keys
+            if waiting[key].is_read(self._source.state_of(waiting[key].lease_key), self._began)
+        }
+        self._read |= read
+        return bool(read) and read == keys
 
 
 def _claim(lease: Lease) -> tuple[str, str | None, str | None]:
-    """Return the key of a lease that has these two owners."""
+    """Return a lease with its two owners, as the key of its counter.
+
+    An assignment raises the counter, too. It is a write of the leader, and proves nothing about the
+    owner, so it makes another key.
+    """
     return lease.lease_key, lease.owner, lease.checkpoint_owner
 
 
