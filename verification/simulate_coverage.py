@@ -72,17 +72,17 @@ class Reason:
 
     def explains(self, one: Code) -> bool:
         """Whether the reason applies to this code."""
-        return any(_is_of(pattern, one) for pattern in self.functions) and (
+        return self._is_about(one.file, one.function) and (
             not self.texts or any(fnmatchcase(one.what, text) for text in self.texts)
         )
 
     def useless(self, found: Sequence[Code], known: Sequence[Code]) -> Iterator[str]:
         """The patterns that explain nothing; a rare one must still match existing code."""
-        code = [
-            one
-            for one in (known if self.is_rare else found)
-            if any(_is_of(pattern, one) for pattern in self.functions)
-        ]
+        searched = known if self.is_rare else found
+        # A function has many statements, and its name is compared once
+        functions = {(one.file, one.function) for one in searched}
+        about = {place for place in functions if self._is_about(*place)}
+        code = [one for one in searched if (one.file, one.function) in about]
         for pattern in self.functions:
             one = Reason((pattern,), self.texts, self.reason)
             if not any(map(one.explains, code)):
@@ -92,11 +92,14 @@ class Reason:
             if not any(map(one.explains, code)):
                 yield f"{', '.join(self.functions)}: {text}"
 
+    def _is_about(self, file: str, function: str) -> bool:
+        return any(_is_of(pattern, file, function) for pattern in self.functions)
 
-def _is_of(pattern: str, one: Code) -> bool:
-    module, _, function = pattern.partition(":")
-    within = one.file.startswith(f"{module}/") or one.file == f"{module}.py"
-    return within and fnmatchcase(one.function, function)
+
+def _is_of(pattern: str, file: str, function: str) -> bool:
+    module, _, functions = pattern.partition(":")
+    within = file.startswith(f"{module}/") or file == f"{module}.py"
+    return within and fnmatchcase(function, functions)
 
 
 def reasons(path: Path = REASONS) -> list[Reason]:

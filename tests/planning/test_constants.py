@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ MODULE = "kcl_pipeline.planning.balanced.strategy"
 plan = strategies.get("balanced")
 
 
+@functools.cache
 def fleets() -> list[Trace]:
     """Return the fleets of a seed for which each constant matters, without the largest ones."""
     return [trace for trace in traces(517, 20) if len(trace.case.workers) <= 100]

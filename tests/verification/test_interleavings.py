@@ -36,10 +36,14 @@ COUNTS: dict[str, int] = {}
 
 LONG = {
     "a shared worker id across the end of a shard, and a cleanup",
+    "commit 1 of the old owner: fail",
+    "commit 2 of the old owner: land_and_fail",
+    "commit 2 of the old owner: lose_race",
     "the deleted row of a parent",
+    "write 3 of the old owner: after",
 }
-"""In `make test-long` and `make microscope`. `make test` has the first without a cleanup, and the
-second with a former owner of the child.
+"""In `make test-long` and `make microscope`. `make test` has the first without a cleanup, the row
+of a parent with a former owner of the child, and each fault at one commit or write.
 """
 
 SHORTER = {

@@ -163,7 +163,12 @@ DELTA = {
 }
 
 
-LONG = {"the table is vacuumed beside a paused writer"}
+LONG = {
+    "a commit that failed",
+    "a commit that landed but reported failure",
+    "the table is vacuumed beside a paused writer",
+}
+"""`test_interleavings` has the first two on a log in memory, in `make test`, too."""
 
 
 @pytest.mark.parametrize(

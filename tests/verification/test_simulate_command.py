@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,14 @@ from verification.simulation.seeds import commit_seeds, random_seeds, shown
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def seed_four():
+    return simulate(4)
+
+
 @pytest.fixture
-def failing(monkeypatch):
+def failing(monkeypatch, seed_four):
     """Makes the seeds that it is called with fail, at once and however mild the storm."""
-    seed_four = simulate(4)
     chosen = set()
 
     def fake(seed, options=None):
@@ -39,9 +44,16 @@ def failing(monkeypatch):
     return chosen.update
 
 
-def test_it_ends_with_one_line_of_json(capsys):
-    assert command.main(["--seeds", "4:6", "--workers", "1", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+@pytest.fixture(scope="module")
+def in_this_process():
+    """What `--json` prints at the end of two seeds in one process."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert command.main(["--seeds", "4:6", "--workers", "1", "--json"]) == 0
+    return json.loads(out.getvalue().splitlines()[-1])
+
+
+def test_it_ends_with_one_line_of_json(in_this_process):
+    answer = in_this_process
     assert answer.keys() == {
         "seeds",
         "violations",
@@ -54,13 +66,10 @@ def test_it_ends_with_one_line_of_json(capsys):
     assert answer["empty_cells"] > 0
 
 
-def test_two_processes_give_the_same_figures_as_one(capsys):
-    def figures(workers):
-        assert command.main(["--seeds", "4:6", "--workers", workers, "--json"]) == 0
-        answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return answer | {"seeds_per_s": 0}
-
-    assert figures("1") == figures("2")
+def test_two_processes_give_the_same_figures_as_one(in_this_process, capsys):
+    assert command.main(["--seeds", "4:6", "--workers", "2", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer | {"seeds_per_s": 0} == in_this_process | {"seeds_per_s": 0}
 
 
 def test_the_first_failing_seed_ends_a_run_that_looks_for_it(monkeypatch, capsys):

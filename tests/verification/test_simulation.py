@@ -17,6 +17,7 @@ from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from tests.support.shortened import shortened
 from verification.simulation import StormOptions, simulate
 from verification.simulation.environment.calls import Fault
 from verification.simulation.environment.streams import Streams
@@ -67,15 +68,16 @@ def first_failure(seeds: range) -> tuple[int, str]:
     raise AssertionError(f"none of the seeds {seeds} fails")
 
 
-def test_a_failing_seed_is_shrunk_and_replays_exactly(monkeypatch):
+@pytest.mark.parametrize("most_runs", shortened([4, 10], lambda most: most == 4))
+def test_a_failing_seed_is_shrunk_and_replays_exactly(monkeypatch, most_runs):
     renew = LeaseTable.update_checkpoint
     monkeypatch.setattr(
         LeaseTable,
         "update_checkpoint",
         lambda self, lease, **kwargs: renew(self, self.get(lease.lease_key) or lease, **kwargs),
     )
-    seed, _ = first_failure(range(10, 110))
-    options, outcome = shrink(seed, most_runs=10)
+    seed, _ = first_failure(range(11, 110))
+    options, outcome = shrink(seed, most_runs=most_runs)
     assert outcome.violations
     assert len(options.skipped) > 0 or options.call_fault_chance == 0
     again = simulate(seed, options)
