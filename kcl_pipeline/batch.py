@@ -192,7 +192,7 @@ class Written:
 NOTHING_WRITTEN: Final = Written((), None, 0)
 
 
-class ReadPart(Protocol):
+class ShardRead(Protocol):
     """What one read of a shard has brought: a `Chunk`, or a range of an executor.
 
     Attributes:
@@ -267,7 +267,7 @@ class Batch:
     ranges: tuple[Chunk, ...]
     records: pa.Table
     loaded: bool = True
-    read: tuple[ReadPart, ...] = ()
+    read: tuple[ShardRead, ...] = ()
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     written: Written | None = None
     failed: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -276,27 +276,27 @@ class Batch:
     @property
     def lease_keys(self) -> tuple[str, ...]:
         """The leases of the ranges, in their order."""
-        return tuple(part.lease_key for part in self.ranges)
+        return tuple(chunk.lease_key for chunk in self.ranges)
 
-    def by_lease(self, amount: Callable[[ReadPart], int]) -> dict[str, int]:
+    def by_lease(self, amount: Callable[[ShardRead], int]) -> dict[str, int]:
         """Return the sum of an amount, such as bytes, over the reads of each range by lease key.
 
         Failing records are included.
         """
         totals = dict.fromkeys(self.lease_keys, 0)
-        reached = {part.lease_key: part.after for part in self.ranges}
-        for part in self.read:
-            if reached.get(part.lease_key) == part.after:
-                totals[part.lease_key] += amount(part)
-                reached[part.lease_key] = part.through
+        reached = {chunk.lease_key: chunk.after for chunk in self.ranges}
+        for read in self.read:
+            if reached.get(read.lease_key) == read.after:
+                totals[read.lease_key] += amount(read)
+                reached[read.lease_key] = read.through
         return totals
 
     def oldest_by_lease(self) -> dict[str, float]:
         """Return when the oldest record of each range arrived, in monotonic seconds, if known."""
         keys, oldest = set(self.lease_keys), dict[str, float]()
-        for part in self.read:
-            if part.oldest_at is not None and part.lease_key in keys:
-                oldest.setdefault(part.lease_key, part.oldest_at)
+        for read in self.read:
+            if read.oldest_at is not None and read.lease_key in keys:
+                oldest.setdefault(read.lease_key, read.oldest_at)
         return oldest
 
 
@@ -534,8 +534,8 @@ def _filtered(table: pa.Table, chosen: pa.ChunkedArray) -> pa.Table:
     except pa.ArrowNotImplementedError:
         edges = np.flatnonzero(np.diff(chosen.to_numpy().astype(np.int8), prepend=0, append=0))
         pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-        parts = [table.slice(begin, end - begin) for begin, end in pairs]
-        return pa.concat_tables(parts) if parts else table.slice(0, 0)
+        slices = [table.slice(begin, end - begin) for begin, end in pairs]
+        return pa.concat_tables(slices) if slices else table.slice(0, 0)
 
 
 def _texts(errors: pa.ChunkedArray) -> list[str]:

@@ -147,12 +147,12 @@ class ArrowBatchWriter:
         )
 
     def _files(self, table: pa.Table, folder: str, millis: int) -> tuple[DataFile, ...]:
-        """Write a large table in parts of equal length, in parallel.
+        """Write a large table as files of equal length, in parallel.
 
-        One part is encoded while another waits for the disk or the object store.
+        One file is encoded while another waits for the disk or the object store.
         """
-        parts = min(1 + table.nbytes // _BYTES_OF_A_FILE, self._threads, max(table.num_rows, 1))
-        edges = [table.num_rows * number // parts for number in range(parts + 1)]
+        count = min(1 + table.nbytes // _BYTES_OF_A_FILE, self._threads, max(table.num_rows, 1))
+        edges = [table.num_rows * number // count for number in range(count + 1)]
 
         def write(number: int) -> tuple[DataFile, ...]:
             rows = table.slice(edges[number], edges[number + 1] - edges[number])
@@ -165,12 +165,12 @@ class ArrowBatchWriter:
                 part=f"part-{number}",
             )
 
-        if parts == 1:
+        if count == 1:
             return write(0)
         # Kept for later batches: new threads would allocate their encoding memory again, which
         # takes a tenth of the time.
         self._pool = self._pool or DaemonPool(self._threads, "write")
-        written = [self._pool.submit(write, number) for number in range(parts)]
+        written = [self._pool.submit(write, number) for number in range(count)]
         wait(written)  # also after a failure, so that no thread writes after this call
         return tuple(file for files in written for file in files.result())
 
@@ -974,12 +974,12 @@ def _check_partition(column: pa.ChunkedArray, field: pa.Field) -> None:
 
 def _pieces(chunk: pa.Array) -> Iterator[pa.Array]:
     """Cut an array that may not fit into offsets of 32 bits."""
-    parts = 1
-    while chunk.nbytes // parts >= _CHUNK_BYTES and parts < len(chunk):
-        parts *= 2
-    edges = [len(chunk) * number // parts for number in range(parts + 1)]
+    count = 1
+    while chunk.nbytes // count >= _CHUNK_BYTES and count < len(chunk):
+        count *= 2
+    edges = [len(chunk) * number // count for number in range(count + 1)]
     for begin, end in itertools.pairwise(edges):
-        yield chunk if parts == 1 else chunk.slice(begin, end - begin)
+        yield chunk if count == 1 else chunk.slice(begin, end - begin)
 
 
 _PARTITION_DATE: Final = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"

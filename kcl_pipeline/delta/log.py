@@ -17,9 +17,9 @@ finds out that the folder was replaced.
 `append` creates the entry of the next version, or fails if that entry exists. So the state at
 `version` is the state directly before the new entry.
 
-Entries and checkpoints are parsed strictly and with limits. Entries of other writers are read, too.
-An entry that does not follow the Delta protocol is an error, because a wrong transaction version
-would allow a batch to be committed twice. The caller then uses delta-rs.
+Entries and log checkpoints are parsed strictly and with limits. Entries of other writers are read,
+too. An entry that does not follow the Delta protocol is an error, because a wrong transaction
+version would allow a batch to be committed twice. The caller then uses delta-rs.
 
 delta-rs panics in a forked child, because its runtime does not survive a fork. Every process must
 be spawned. The first use stores the process id, and a use in another process raises an error.
@@ -287,11 +287,11 @@ def note_restore(
 
 
 MAX_ENTRIES: Final = 1000
-"""Most entries since the last checkpoint. With more of them, delta-rs is faster."""
+"""Most entries since the last log checkpoint. With more of them, delta-rs is faster."""
 MAX_HINT_BYTES: Final = 4 * 1024 * 1024
-MAX_PARTS: Final = 1000
+MAX_CHECKPOINT_FILES: Final = 1000
 MAX_ACTIONS: Final = 10_000_000
-"""Most rows of one part of a checkpoint.
+"""Most rows of one file of a log checkpoint.
 
 Each row takes 13 bytes of memory, even a row without a transaction, which takes no file space.
 """
@@ -303,7 +303,7 @@ class _Hint(msgspec.Struct):
     """The file `_last_checkpoint` (Delta protocol, "Last Checkpoint File")."""
 
     version: Annotated[int, msgspec.Meta(ge=0, le=10**18)]
-    part_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARTS)] | None = msgspec.field(
+    file_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHECKPOINT_FILES)] | None = msgspec.field(
         default=None, name="parts"
     )
 
@@ -316,13 +316,13 @@ def read_transactions(
 ) -> dict[str, int] | None:
     """Every application transaction as of `version` (inclusive); None if it cannot be read.
 
-    It cannot be read if the last checkpoint is newer than `version` or does not consist of Parquet
-    files, or if entries after it do not exist any more. Raises nothing.
+    It cannot be read if the last log checkpoint is newer than `version` or does not consist of
+    Parquet files, or if entries after it do not exist any more. Raises nothing.
 
     Args:
         storage: The folder of the table.
         version: The last version that is read.
-        restores: Receives each RESTORE since the last checkpoint.
+        restores: Receives each RESTORE since the last log checkpoint.
     """
     try:
         checkpoint = _last_checkpoint(storage)
@@ -348,15 +348,15 @@ def _last_checkpoint(storage: Storage) -> _Hint | None:
 
 
 def _of_checkpoint(storage: Storage, checkpoint: _Hint) -> dict[str, int]:
-    """Read the `txn` rows of all parts of a checkpoint.
+    """Read the `txn` rows of all files of a log checkpoint.
 
     V2 checkpoints with UUID names are not supported. One with a classic name is read normally.
     """
-    stem, parts = f"_delta_log/{checkpoint.version:020d}.checkpoint", checkpoint.part_count or 1
+    stem, count = f"_delta_log/{checkpoint.version:020d}.checkpoint", checkpoint.file_count or 1
     names = (
         [f"{stem}.parquet"]
-        if parts == 1
-        else [f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+        if count == 1
+        else [f"{stem}.{number:010d}.{count:010d}.parquet" for number in range(1, count + 1)]
     )
     found: dict[str, int] = {}
     for name in names:
@@ -367,7 +367,7 @@ def _of_checkpoint(storage: Storage, checkpoint: _Hint) -> dict[str, int]:
             rows = content.read(columns=["txn.appId", "txn.version"])["txn"].drop_null()
         found |= {row["appId"]: row["version"] for row in rows.to_pylist()}
     if not all(isinstance(key, str) and isinstance(one, int) for key, one in found.items()):
-        raise TypeError("a transaction of the checkpoint has no name or no version")
+        raise TypeError("a transaction of the log checkpoint has no name or no version")
     return found
 
 
@@ -378,7 +378,7 @@ class LogUpkeep:
     """Log checkpoints of the table at `root`, at most one at a time.
 
     Of the requests that arrive while one runs, the newest is kept. A failure is only logged: the
-    next multiple of the checkpoint interval asks again.
+    next multiple of the interval of log checkpoints asks again.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
@@ -461,7 +461,7 @@ class DeltaLog:
         self.changed = 0
         """Application transactions in the entry of `version`; 0 if that was not read by itself."""
         self.restores: list[Restore] = []
-        """Each RESTORE since the checkpoint that the table was opened at, as far as it was read."""
+        """Each RESTORE since the log checkpoint of the opening, as far as the log was read."""
 
     def refresh(self) -> bool:
         """Move to the end of the log.
@@ -638,7 +638,7 @@ class DeltaLog:
         """Write an entry with these files and transactions at `version` + 1, and move to it.
 
         A write that hung may arrive after the entry of another writer was removed by log cleanup.
-        It then creates an entry of that version again, below the checkpoint, where nobody reads it.
+        It then creates an entry of that version again, below the log checkpoint: nobody reads it.
         So the table is opened anew after a write that took long, also after one that succeeded.
 
         Raises:

@@ -71,7 +71,7 @@ class DeltaSink:
     """Add columns of the output that the table does not have. Otherwise the batch is refused."""
     table_properties: Mapping[str, str] = field(default_factory=dict)
     """Set when the table is created. Default: `delta.checkpointInterval` 50, because the cost of a
-    commit grows with the entries since the last checkpoint."""
+    commit grows with the entries since the last log checkpoint."""
     combined_commits: bool = True
     """A worker that loses the race for a version announces its batch. Workers commit announced
     batches of others together with their own."""

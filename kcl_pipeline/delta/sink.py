@@ -506,10 +506,10 @@ SUFFIXES: Final = ("v", "l", "m", "h")
 
 _HASH_BYTES: Final = 12
 _CANONICAL: Final = re.compile(r"shardId-([0-9]{12})")
-_PART_BITS: Final = 62
-_PART: Final = 2**_PART_BITS - 1
-_LIMIT: Final = 2 ** (3 * _PART_BITS)
-_ENDED: Final = 2**_PART_BITS
+_DIGIT_BITS: Final = 62
+_DIGIT: Final = 2**_DIGIT_BITS - 1
+_LIMIT: Final = 2 ** (3 * _DIGIT_BITS)
+_ENDED: Final = 2**_DIGIT_BITS
 _NO_POSITION: Final = -1
 _SUB_BITS: Final = 28
 _SUB: Final = 2**_SUB_BITS - 1
@@ -548,7 +548,7 @@ def position_transactions(key: str, stored: StoredPosition) -> dict[str, int]:
     sequence = 0 if position is None else int(position.sequence_number)
     sub = _NO_POSITION if position is None else position.sub_sequence_number
     for what, value, limit, bits in (
-        ("sequence number", sequence, _LIMIT, 3 * _PART_BITS),
+        ("sequence number", sequence, _LIMIT, 3 * _DIGIT_BITS),
         ("sub-sequence number", sub, _SUB, _SUB_BITS),
         ("number of commits", stored.number, _MAX_SET + 1, 35),
     ):
@@ -557,9 +557,9 @@ def position_transactions(key: str, stored: StoredPosition) -> dict[str, int]:
                 f"the {what} {value} of {key} has more than {bits} bits, which the table cannot "
                 "store; write to another table"
             )
-    parts = [sequence >> _PART_BITS * part & _PART for part in range(3)]
-    parts[2] += _ENDED if stored.ended else 0
-    values = ((stored.number << _SUB_BITS) + sub + 1, *parts)
+    digits = [sequence >> _DIGIT_BITS * index & _DIGIT for index in range(3)]
+    digits[2] += _ENDED if stored.ended else 0
+    values = ((stored.number << _SUB_BITS) + sub + 1, *digits)
     return dict(zip(transaction_names(key), values, strict=True))
 
 
@@ -585,10 +585,10 @@ def _decoded_position(values: tuple[int | None, ...]) -> StoredPosition:
         raise ValueError(f"{len(found)} of {len(SUFFIXES)} of its transactions are there")
     first, low, middle, high = found
     number, sub = first >> _SUB_BITS, (first & _SUB) - 1
-    ended, high = high >= _ENDED, high & _PART if high >= 0 else high
-    if number < 1 or not all(0 <= part <= _PART for part in (low, middle, high)):
+    ended, high = high >= _ENDED, high & _DIGIT if high >= 0 else high
+    if number < 1 or not all(0 <= digit <= _DIGIT for digit in (low, middle, high)):
         raise ValueError("its transactions are outside their limits")
     if sub == _NO_POSITION:
         return StoredPosition(number, None, ended)
-    sequence_number = low | middle << _PART_BITS | high << 2 * _PART_BITS
+    sequence_number = low | middle << _DIGIT_BITS | high << 2 * _DIGIT_BITS
     return StoredPosition(number, Position(str(sequence_number), sub), ended)

@@ -266,7 +266,7 @@ class Storage(ObjectStore, Protocol):
         """
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open the object to read parts of it. The caller closes it."""
+        """Open the object to read ranges of it. The caller closes it."""
 
     def create_new(self, path: str, data: bytes) -> None:
         """Create an object that does not exist, atomically. Its folder exists.
@@ -301,7 +301,7 @@ class Storage(ObjectStore, Protocol):
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
-_PART_BYTES: Final = 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _PARTIAL: Final = ".partial"
 _INVALID_NAMES: Final = frozenset({"", ".", ".."})
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -472,14 +472,14 @@ def _read(name: str, folder: int, path: str, limit: int | None) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UnsafeObjectError(f"{path} is not a regular file")
-        parts: list[bytes] = []
+        blocks: list[bytes] = []
         length = 0
-        while part := os.read(descriptor, _PART_BYTES):
-            parts.append(part)
-            length += len(part)
+        while block := os.read(descriptor, _READ_BYTES):
+            blocks.append(block)
+            length += len(block)
             if limit is not None and length > limit:
                 raise UnsafeObjectError(f"{path} has more than {limit} bytes")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
     finally:
         os.close(descriptor)
 

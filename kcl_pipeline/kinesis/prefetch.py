@@ -284,10 +284,10 @@ class Slot:
 
 
 def split(chunk: Chunk, max_records: int, max_bytes: int) -> tuple[Chunk | None, Chunk | None]:
-    """Split off the first part that fits both limits.
+    """Split off the first piece that fits both limits.
 
     Returns:
-        The first part and the rest. None for an empty part. The rest keeps `shard_end`.
+        The first piece and the rest. None for an empty one. The rest keeps `shard_end`.
     """
     rows = chunk.records.num_rows
     if rows <= max_records and chunk.bytes <= max_bytes:
@@ -523,20 +523,20 @@ class Prefetcher:
                 head = slot.buffer[0]
                 key = head.chunk.lease_key
                 had = given.get(key, 0)
-                part, rest = split(
+                piece, rest = split(
                     head.chunk,
                     min(max_records, (left or {}).get(key, sys.maxsize) - had, turn - had % turn),
                     max_bytes,
                 )
-                if part is None and not taken:
-                    part, rest = split(head.chunk, 1, head.chunk.bytes)
-                if part is None:
+                if piece is None and not taken:
+                    piece, rest = split(head.chunk, 1, head.chunk.bytes)
+                if piece is None:
                     break
                 self._replace_head(slot, rest)
-                taken.append(part)
-                max_records -= part.records.num_rows
-                max_bytes -= part.bytes
-                given[key] = had + part.records.num_rows
+                taken.append(piece)
+                max_records -= piece.records.num_rows
+                max_bytes -= piece.bytes
+                given[key] = had + piece.records.num_rows
             if taken:
                 self._taken_at = self._clock.monotonic()
         return taken

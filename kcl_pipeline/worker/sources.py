@@ -173,27 +173,27 @@ def joined(
     A chunk must follow the committed position or the previous chunk of its lease. Otherwise it
     belongs to an earlier incarnation of the lease, and its records are not in the batch.
     """
-    parts: dict[str, list[Chunk]] = {}
+    by_lease: dict[str, list[Chunk]] = {}
     for chunk in chunks:
-        known = parts.setdefault(chunk.lease_key, [])
+        known = by_lease.setdefault(chunk.lease_key, [])
         expected = known[-1].through if known else committed.get(chunk.lease_key)
         if expected is not None and chunk.after == expected:
             known.append(chunk)
-    wholes = [_whole(part) for part in parts.values() if part]
+    wholes = [_whole(following) for following in by_lease.values() if following]
     ranges = tuple(whole for whole in wholes if whole.after != whole.through)
-    records = pa.concat_tables([part.records for part in ranges]) if ranges else NO_RECORDS
+    records = pa.concat_tables([whole.records for whole in ranges]) if ranges else NO_RECORDS
     return Batch(batch_id, ranges, records, read=tuple(chunks))
 
 
-def _whole(part: Sequence[Chunk]) -> Chunk:
+def _whole(chunks: Sequence[Chunk]) -> Chunk:
     """Return chunks that follow each other as one."""
-    first = part[0]
-    if len(part) == 1:
+    first = chunks[0]
+    if len(chunks) == 1:
         return first
     return replace(
-        part[-1],
-        records=pa.concat_tables([chunk.records for chunk in part]),
+        chunks[-1],
+        records=pa.concat_tables([chunk.records for chunk in chunks]),
         after=first.after,
-        bytes=sum(chunk.bytes for chunk in part),
+        bytes=sum(chunk.bytes for chunk in chunks),
         oldest_at=first.oldest_at,
     )
