@@ -7,26 +7,34 @@ FUZZ_SECONDS ?= 60
 # Without compiled files each process that a test starts compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run screenshots dev test lint form simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-postgres test-s3 test-interop hooks
+.PHONY: setup install-spark install-others run screenshots dev test lint form simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-postgres test-s3 test-interop hooks
 
 setup: $(STAMP)
 
 # constraints.txt names all packages, so nothing is left to resolve. The pip that comes with Python may be
-# old, and needs three times as long to choose the files. pip would compile with one process;
-# what no process needs as a whole is compiled when it is imported. A file that cannot be compiled is a
-# template in some package.
+# old, and needs three times as long to choose the files. PySpark has no wheel: pip builds one of 500 MB,
+# which it would compress for 14 s of processor time and unpack again. Meanwhile the others are installed.
+# pip would compile with one process; what no process needs as a whole is compiled when it is imported. A
+# file that cannot be compiled is a template in some package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
-NOT_COMPILED := /tests/|/(moto|pip|polars|pygments|selenium|setuptools|sphinx|trio)/
+NOT_COMPILED := /tests/|/(moto|mypy|mypyc|pip|pkg_resources|polars|prompt_toolkit|pygments|selenium|setuptools|snowballstemmer|sphinx|trio|wcwidth)/|/pyspark/(examples|ml|mllib|pandas)/
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed ($(PYTHON) is older): install the package python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(PIP) $$(grep '^pip==' constraints.txt)
-	@$(PIP) -r constraints.txt
+	@$(MAKE) --no-print-directory -j 2 install-spark install-others
 	@$(PIP) --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib || true
 	@touch $@
+
+install-spark:
+	@$(PIP) --config-settings=--build-option=--compression=stored $$(grep '^pyspark==' constraints.txt)
+
+install-others:
+	@grep -v '^pyspark==' constraints.txt > $(VENV)/others.txt
+	@$(PIP) -r $(VENV)/others.txt
 
 java: setup
 	@$(BIN)/python -m kcl_pipeline.spark.java
