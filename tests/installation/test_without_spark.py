@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kcl_pipeline.local import EmbeddedAws
+
 _PIPELINE = """
 from pathlib import Path
 
@@ -34,7 +36,7 @@ orders = KinesisPipeline(
 )
 """
 _SCRIPT = """
-import os, sys
+import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -50,31 +52,28 @@ import dagster as dg
 from typer.testing import CliRunner
 
 from functions import orders
-from kcl_pipeline import EmbeddedAws
 from kcl_pipeline.cli import app
 
-with EmbeddedAws() as aws:
-    os.environ.update(aws.environment())
-    kinesis = boto3.client("kinesis")
-    kinesis.create_stream(StreamName="orders", ShardCount=2)
-    kinesis.get_waiter("stream_exists").wait(StreamName="orders")
-    def put(text):
-        kinesis.put_record(StreamName="orders", PartitionKey=text, Data=text.encode())
-    put("a"); put("b")
-    done = CliRunner().invoke(app, ["worker", "-p", "functions:orders", "--drain"])
-    assert done.exit_code == 0, done.output
-    put("c")
-    defs = orders.definitions()
-    job = defs.resolve_implicit_global_asset_job_def()
-    (key,) = [key for key in job.asset_layer.executable_asset_keys if "output" in key.path]
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = job.execute_in_process(instance=instance, asset_selection=[key])
-        (event,) = [e for e in result.get_asset_materialization_events() if e.asset_key == key]
-        metadata = event.materialization.metadata
-        assert metadata["run_records"].value == 1
-        assert "table_version" not in metadata
-    asset = defs.resolve_assets_def(key)
-    assert asset.specs_by_key[key].kinds == {"kinesis", "arrow"}
+kinesis = boto3.client("kinesis")
+kinesis.create_stream(StreamName="orders", ShardCount=2)
+kinesis.get_waiter("stream_exists").wait(StreamName="orders")
+def put(text):
+    kinesis.put_record(StreamName="orders", PartitionKey=text, Data=text.encode())
+put("a"); put("b")
+done = CliRunner().invoke(app, ["worker", "-p", "functions:orders", "--drain"])
+assert done.exit_code == 0, done.output
+put("c")
+defs = orders.definitions()
+job = defs.resolve_implicit_global_asset_job_def()
+(key,) = [key for key in job.asset_layer.executable_asset_keys if "output" in key.path]
+with dg.DagsterInstance.ephemeral() as instance:
+    result = job.execute_in_process(instance=instance, asset_selection=[key])
+    (event,) = [e for e in result.get_asset_materialization_events() if e.asset_key == key]
+    metadata = event.materialization.metadata
+    assert metadata["run_records"].value == 1
+    assert "table_version" not in metadata
+asset = defs.resolve_assets_def(key)
+assert asset.specs_by_key[key].kinds == {"kinesis", "arrow"}
 assert sorted(Path("rows.txt").read_text().split()) == ["a", "b", "c"]
 print("done")
 """
@@ -84,13 +83,14 @@ def test_a_function_as_the_sink_needs_neither_pyspark_nor_java(tmp_path: Path) -
     (tmp_path / "functions.py").write_text(_PIPELINE)
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
     environment |= {"PYTHONPATH": str(tmp_path), "PATH": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    with EmbeddedAws() as aws:
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT],
+            cwd=tmp_path,
+            env=environment | aws.environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
     assert done.stdout.splitlines()[-1:] == ["done"], done.stdout + done.stderr

@@ -5,6 +5,7 @@ Everything works without a network: packages are linked from the environment of 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -56,14 +57,30 @@ def lean_environment(folder: Path, wheel: Path, requirements: list[str]) -> Path
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     subprocess.run(
-        [*pip, "install", "--no-index", "--no-deps", "--quiet", str(wheel)],
+        [*pip, "install", "--no-index", "--no-deps", "--no-compile", "--quiet", str(wheel)],
         check=True,
         capture_output=True,
         timeout=120,
     )
     (packages,) = folder.glob("lib/python*/site-packages")
     _link(closure(requirements), packages)
+    _take_compiled(packages / "kcl_pipeline")
     return python
+
+
+def _take_compiled(package: Path) -> None:
+    """Use the compiled modules of this work tree for modules with the same text.
+
+    A compiled module belongs to the time and the size of its source.
+    """
+    for module in package.rglob("*.py"):
+        source = ROOT / "kcl_pipeline" / module.relative_to(package)
+        assert module.read_bytes() == source.read_bytes()
+        status = source.stat()
+        os.utime(module, ns=(status.st_atime_ns, status.st_mtime_ns))
+        compiled = source.parent / "__pycache__"
+        if compiled.exists() and not (module.parent / "__pycache__").exists():
+            (module.parent / "__pycache__").symlink_to(compiled)
 
 
 def _link(chosen: list[Distribution], packages: Path) -> None:

@@ -94,7 +94,7 @@ class Applications:
 @pytest.fixture
 def applications(aws: EmbeddedAws, tmp_path: Path) -> Applications:
     made = Applications(aws, tmp_path)
-    made.kinesis.create_stream(StreamName="clicks", ShardCount=6)
+    made.kinesis.create_stream(StreamName="clicks", ShardCount=3)
     made.kinesis.create_stream(StreamName="other", ShardCount=2)
     return made
 
@@ -143,7 +143,7 @@ def test_a_stream_that_is_created_again_is_begun(applications: Applications) -> 
     applications.publish("clicks", 100, "clicks")
     assert applications.drain(["clicks"]) == 100
     applications.kinesis.delete_stream(StreamName="clicks")
-    applications.kinesis.create_stream(StreamName="clicks", ShardCount=6)
+    applications.kinesis.create_stream(StreamName="clicks", ShardCount=3)
     applications.publish("clicks", 100, "new")
     assert applications.drain(["clicks"]) == 100
     assert applications.rows() == sorted(published(100, "clicks") + published(100, "new"))

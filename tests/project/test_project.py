@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kcl_pipeline.cli.init import project_files
 from kcl_pipeline.testing import run_transform
@@ -56,7 +57,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
     java.touch(0o755)
     homes = {"with Java": folder, "without": folder / "nothing"}
     environment = {name: value for name, value in os.environ.items() if name[:4] != "AWS_"}
-    variables = [{"LAKE": str(folder), "JAVA_HOME": str(home)} for home in homes.values()]
+    variables = [{"LAKE": str(folder / "lake"), "JAVA_HOME": str(home)} for home in homes.values()]
     done = subprocess.run(
         [sys.executable, "-c", LOOK, json.dumps(variables)],
         cwd=ROOT,
@@ -65,6 +66,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
         text=True,
         check=True,
     )
+    assert not (folder / "lake").exists()
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return dict(zip(homes, map(json.loads, lines), strict=True))
 
@@ -88,6 +90,12 @@ def test_the_project_has_two_pipelines_and_a_table_that_follows_one(looks):
     }
     tables = {"lease_table", "worker_metrics_table", "coordinator_state_table"}
     assert tables <= {*found["resources"]}
+
+
+def test_the_workspace_loads_these_definitions():
+    (entry,) = yaml.safe_load((ROOT / "workspace.yaml").read_text(encoding="utf-8"))["load_from"]
+    module = {"module_name": "definitions", "working_directory": ".", "location_name": "orders"}
+    assert entry == {"python_module": module}
 
 
 def test_without_java_the_spark_pipeline_is_one_asset_that_says_so(looks):

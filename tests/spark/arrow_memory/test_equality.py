@@ -97,8 +97,8 @@ def named(frame: DataFrame) -> DataFrame:
 
 # One of each kind of plan; `make test-long` has all of them
 KINDS = [
-    "identity", "no column", "no row", "maps and structs", "exploded", "times", "join with itself",
-    "cached", "local checkpoint", "rows of an RDD", "Python function", "mapInArrow",
+    "identity", "no column", "no row", "exploded", "join with itself", "cached", "rows of an RDD",
+    "Python function", "mapInArrow",
 ]  # fmt: skip
 # Those that adaptive execution plans in another way; `make test-long` has all of them
 ADAPTIVE = ["aggregates", "applyInPandas"]
@@ -137,7 +137,7 @@ def test_a_function_gives_the_same_rows(spark, tmp_path: Path, name: str, on: bo
     assert writer._arrow._java.mappedBytes() == 0
 
 
-@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("on", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_records_without_a_key_have_a_null_key(spark, tmp_path: Path, on: bool) -> None:
     """A stream that distributes its records itself returns them."""
     column = GIVEN.schema.get_field_index("partition_key")

@@ -176,11 +176,14 @@ def test_a_wrong_option_is_one_sentence(make: Callable[[int], Kinesis], tmp_path
 
 
 @streams
-def test_a_live_query_through_a_reshard(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
+def test_a_live_query_waits_for_records_follows_a_reshard_and_stops_at_once(
+    make: Callable[[int], Kinesis], tmp_path: Path
+) -> None:
     kinesis, sink = make(1), Batches()
-    kinesis.put(*numbered(10))
-    query = start(kinesis.stream(), sink, tmp_path)
+    query = start(kinesis.stream(startingPosition="LATEST"), sink, tmp_path)
     query.processAllAvailable()
+    kinesis.put(*numbered(10))
+    wait_for(lambda: len(sink.data()) >= 10)
     assert sorted(sink.data(), key=int) == numbered(10)
     kinesis.boto.split_shard(StreamName=kinesis.name, ShardToSplit=ZERO, NewStartingHashKey=MIDDLE)
     kinesis.put(*numbered(20, 10))
@@ -194,7 +197,10 @@ def test_a_live_query_through_a_reshard(make: Callable[[int], Kinesis], tmp_path
     assert {entry["sequenceNumber"] for entry in logged.values()} == {
         max(row[1] for row in given if row[0] == shard) for shard in logged
     }
+    began = time.monotonic()
     query.stop()
+    assert time.monotonic() - began < 10
+    assert query.exception() is None
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {
         "offsets",
         "commits",
@@ -276,21 +282,6 @@ def test_a_batch_that_was_killed_comes_again_with_the_same_rows(
     assert min(again.rows) == 1
     assert [[*row[:3], row[3].decode()] for row in again.rows[1]] == second
     assert sorted([row[3].encode() for row in first] + again.data(), key=int) == numbered(40)
-
-
-@streams
-def test_a_stream_without_records_waits_and_stops_at_once(
-    make: Callable[[int], Kinesis], tmp_path: Path
-) -> None:
-    kinesis, sink = make(1), Batches()
-    query = start(kinesis.stream(startingPosition="LATEST"), sink, tmp_path)
-    query.processAllAvailable()
-    kinesis.put(b"1")
-    wait_for(lambda: sink.data() == [b"1"])
-    began = time.monotonic()
-    query.stop()
-    assert time.monotonic() - began < 10
-    assert query.exception() is None
 
 
 @streams
