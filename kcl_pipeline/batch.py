@@ -350,6 +350,9 @@ class BatchWriter(Protocol):
     def probe(self, slices: Sequence[pa.Table]) -> Sequence[PartFailure | None]:
         """Run the transform on each part of a batch alone, and write nothing.
 
+        It may find only failures of the kind that the last `write` had: records on which the
+        transform raises, or values that the table cannot hold. `write` finds the others.
+
         Args:
             slices: Slices of a batch's records, none of them empty.
 

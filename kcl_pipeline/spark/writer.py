@@ -98,7 +98,8 @@ class SparkBatchWriter:
         self._storage = open_storage(self._root, self._options)
         self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._clock = SystemClock()
-        self._raises = True
+        # Whether the transform raised in the last write. Then a probe need not check values.
+        self._has_raised = False
 
     def prepare(self) -> None:
         """Load the Java classes that pass batches to Spark, before the first batch needs them."""
@@ -131,6 +132,7 @@ class SparkBatchWriter:
             records: Number of records, if it is known.
             most_files: Most files; None for one per partition.
         """
+        self._has_raised = True
         output = transformed(frame, self._transform, records)
         columns = self._columns()
         output, for_table = _fitting(output, columns)
@@ -138,6 +140,7 @@ class SparkBatchWriter:
         try:
             files, rejected = self._write_files(output, columns, most_files, batch_id)
         except KclError:
+            self._has_raised = False
             raise
         except OSError as error:
             raise SinkError(f"cannot write the batch to {self._root}: {error}") from error
@@ -159,10 +162,8 @@ class SparkBatchWriter:
 
         # Made for the call: as an attribute it would refer back to this writer, whose memory files
         # would then stay open until a collection of cycles.
-        probe = SparkProbe(self._session, fitting, check, raises=self._raises)
-        failures = probe.failures(slices)
-        self._raises = probe.raises
-        return failures
+        probe = SparkProbe(self._session, fitting, None if self._has_raised else check)
+        return probe.failures(slices)
 
     def _write_files(
         self, frame: DataFrame, columns: TableColumns, most_files: int | None, batch_id: str

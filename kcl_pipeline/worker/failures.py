@@ -9,6 +9,8 @@ A record fails if the transform refuses it, or if the table cannot hold what it 
   is divided, down to single records. If the rows that it had returned show where it failed, it is
   divided there, else into at most `MAX_PIECES` equal pieces. The parts of one round are evaluated
   together, in Spark jobs or by calls of an Arrow function. Nothing is written by that.
+  A search finds at least the records that fail as the batch did, when it was written last. What it
+  leaves is written. If that fails, too, it is searched again.
 
 The budget of a search is the number of records that may fail (`FailureLimits`): each part that
 fails has at least one, and a shard with more of them pauses. A broken transform fails on most
@@ -343,12 +345,17 @@ class FailureIsolation:
         shards = {key: records_of(batch, [key]) for key in batch.lease_keys}
         healthy = self._healthy(shards)
         if healthy:
-            yield from self._written(only(batch, healthy), pause, "")
+            is_less = len(healthy) < len(shards)
+            yield from self._written(only(batch, healthy), pause, is_less=is_less)
         failing = {key: records for key, records in shards.items() if key not in healthy}
         if not failing:
             return
-        limits = {key: self._limits.of(key, r.num_rows) for key, r in failing.items()}
-        search = _Search(failing, limits, self._writer.probe, self._rng, self._is_stopped)
+        earlier = {key: batch.failed[key].num_rows for key in failing if key in batch.failed}
+        limits = {
+            key: self._limits.of(key, records.num_rows + earlier.get(key, 0))
+            for key, records in failing.items()
+        }
+        search = _Search(failing, earlier, limits, self._writer.probe, self._rng, self._is_stopped)
         found = search.run()
         over = {key: self._over_text(key, failing[key], f) for key, f in found.items() if f.over}
         if over:
@@ -356,7 +363,8 @@ class FailureIsolation:
         rows = {key: failures.errors for key, failures in found.items() if key not in over}
         if rows:
             rest = _without_rows(only(batch, rows), failing, rows)
-            yield from self._written(rest, pause, _NOT_TOGETHER)
+            is_less = len(rows) < len(shards) or any(rows.values())
+            yield from self._written(rest, pause, is_less=is_less)
 
     def _is_failure_of_all(self, records: pa.Table) -> bool:
         """Return whether each record of the batch, or of a sample, fails alone."""
@@ -373,23 +381,28 @@ class FailureIsolation:
         fails = {key for key, failure in zip(with_records, failures, strict=True) if failure}
         return [key for key in shards if key not in fails]
 
-    def _written(self, batch: Batch, pause: Pause, why: str) -> Iterator[Batch]:
-        """Write leases together; each alone if the transform fails on all of them together.
+    def _written(self, batch: Batch, pause: Pause, *, is_less: bool) -> Iterator[Batch]:
+        """Write leases together. If that fails, search them again, or write each alone.
 
         Args:
             batch: The leases, without their failed records.
             pause: Pauses the leases that are in no part.
-            why: Begin of the reason of a lease that fails alone, too.
+            is_less: Whether these are fewer leases or records than were searched. Otherwise another
+                search would find no more.
         """
         try:
             judged = self.judge(self._with_files(batch), pause)
         except TransformFailedError as error:
-            if len(batch.ranges) == 1:
-                reason = str(error) if isinstance(error, ResultMismatchError) else f"{why}{error}"
+            # No record is at fault.
+            is_of_all = isinstance(error, BrokenTransformError | ResultMismatchError)
+            if is_less and not is_of_all:
+                yield from self.isolate_failures(batch, pause)
+            elif len(batch.ranges) == 1:
+                reason = str(error) if is_of_all else f"{_NOT_TOGETHER}{error}"
                 pause({batch.ranges[0].lease_key: reason})
-                return
-            for key in batch.lease_keys:
-                yield from self._written(only(batch, [key]), pause, why)
+            else:
+                for key in batch.lease_keys:
+                    yield from self._written(only(batch, [key]), pause, is_less=True)
         else:
             if judged is not None:
                 yield judged
@@ -450,7 +463,7 @@ class FailureIsolation:
         if failures.errors:
             row = min(failures.errors)
             first = f"{failures.errors[row]} (the record at {_place(records, row)})"
-        return f"{first}; {failures.over}, and {self._limits.reason(key, records.num_rows)}"
+        return f"{first}; {failures.over}, and {self._limits.reason(key, failures.records)}"
 
     def _with_files(self, batch: Batch) -> Batch:
         has_records = batch.records.num_rows > 0
@@ -462,11 +475,15 @@ class _Failures:
     """The failures found in one shard's part of a batch.
 
     Attributes:
+        records: Number of the records, with those that earlier searches found.
+        known: How many earlier searches found.
         errors: Error by row number, of every record that fails alone.
         over: Why more records fail than allowed. Then `errors` is incomplete. Empty: not so.
         first_error: The error of the first piece that failed. None: no piece failed.
     """
 
+    records: int
+    known: int
     errors: dict[int, str] = field(default_factory=dict)
     over: str = ""
     first_error: str | None = None
@@ -496,7 +513,8 @@ class _Search:
 
     Args:
         shards: Records by lease key.
-        limits: How many of them may fail, by lease key.
+        earlier: How many others were found in the same batch before, by lease key.
+        limits: How many of both may fail, by lease key.
         probe: Evaluates pieces; see `BatchWriter.probe`.
         rng: Chooses the sample.
         is_stopped: Called before each group of pieces. True ends the search.
@@ -505,6 +523,7 @@ class _Search:
     def __init__(
         self,
         shards: Mapping[str, pa.Table],
+        earlier: Mapping[str, int],
         limits: Mapping[str, int],
         probe: Probe,
         rng: random.Random,
@@ -515,7 +534,10 @@ class _Search:
         self._probe = probe
         self._rng = rng
         self._is_stopped = is_stopped
-        self._failures = {key: _Failures() for key in shards}
+        self._failures = {
+            key: _Failures(rows.num_rows + earlier.get(key, 0), earlier.get(key, 0))
+            for key, rows in shards.items()
+        }
         # How many suspects failed, less those that did not. Below 0 they are not divided off: a
         # transform that filters, collects or multiplies rows fails elsewhere.
         self._confirmed = 0
@@ -551,7 +573,7 @@ class _Search:
         for number, piece in enumerate(sampled):
             sample = failures[number * SAMPLES : (number + 1) * SAMPLES]
             failed = sum(failure is not None for failure in sample)
-            share = self._limits[piece.shard] / piece.length
+            share = self._allowed_share(piece)
             # If no more than the allowed share failed, so many of a sample would be a rare chance.
             if failed and _at_least(failed, SAMPLES, share) < _UNLIKELY:
                 self._failures[
@@ -609,8 +631,11 @@ class _Search:
         return failures
 
     def _is_worth_a_sample(self, piece: _Piece) -> bool:
-        share = self._limits[piece.shard] / piece.length
-        return piece.length >= _WORTH_A_SAMPLE and 0 < share < 1
+        return piece.length >= _WORTH_A_SAMPLE and 0 < self._allowed_share(piece) < 1
+
+    def _allowed_share(self, whole: _Piece) -> float:
+        """Return which share of all records of a shard may still fail."""
+        return (self._limits[whole.shard] - self._failures[whole.shard].known) / whole.length
 
     def _within_limits(self, failing: Sequence[_Piece]) -> list[_Piece]:
         """Return the pieces to search: none of a shard that is over its limit.
@@ -621,15 +646,16 @@ class _Search:
         kept: list[_Piece] = []
         for key, found in self._failures.items():
             pieces = [piece for piece in failing if piece.shard == key]
-            known, limit = len(found.errors) + len(pieces), self._limits[key]
+            known = found.known + len(found.errors) + len(pieces)
+            limit = self._limits[key]
             if found.over:
                 continue
             if limit == 0 and not found.errors:
                 kept += pieces[:1]
             elif limit == 0:
-                found.over = f"a record of {self._shards[key].num_rows} fails"
+                found.over = f"a record of {found.records} fails"
             elif known > limit:
-                found.over = f"at least {known} of {self._shards[key].num_rows} records fail"
+                found.over = f"at least {known} of {found.records} records fail"
             else:
                 kept += pieces
         return kept
@@ -645,11 +671,18 @@ def _at_least(count: int, samples: int, share: float) -> float:
 
 def _all_failed(batch: Batch) -> dict[str, pa.Table]:
     """Return the failed records of a batch, with those that the transform rejected."""
-    failed = dict(batch.failed)
-    if batch.written is not None and batch.written.rejected is not None:
-        for key, records in rejected_records(batch, batch.written.rejected).items():
-            failed[key] = pa.concat_tables([failed[key], records]) if key in failed else records
-    return failed
+    if batch.written is None or batch.written.rejected is None:
+        return dict(batch.failed)
+    return _joined(batch.failed, rejected_records(batch, batch.written.rejected))
+
+
+def _joined(failed: Mapping[str, pa.Table], more: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Return the failed records of both, by lease key."""
+    joined = {
+        key: pa.concat_tables([failed[key], records]) if key in failed else records
+        for key, records in more.items()
+    }
+    return {**failed, **joined}
 
 
 def _without_rows(
@@ -668,7 +701,7 @@ def _without_rows(
         batch,
         ranges=tuple(replace(part, records=records) for part, records in ranges),
         records=pa.concat_tables(kept),
-        failed=failed,
+        failed=_joined(batch.failed, failed),
     )
 
 

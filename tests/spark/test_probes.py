@@ -133,8 +133,10 @@ def test_the_transform_is_called_in_the_callers_thread_only(spark):
 
 
 def jobs_of_a_round(spark, transform, folder: Path, count: int = 40) -> int:
-    """Find three failing parts of `count`; return the number of Spark jobs."""
+    """Find three failing parts of `count` after a write; return the number of Spark jobs."""
     writer = SparkBatchWriter(spark, transform, str(folder / "t"))
+    with pytest.raises(TransformFailedError):
+        writer.write(batch(GOOD, BAD))
     parts = [records(GOOD, GOOD) for _ in range(count)]
     failing = [3, count // 2, count - 1]
     for number in failing:
@@ -147,21 +149,39 @@ def jobs_of_a_round(spark, transform, folder: Path, count: int = 40) -> int:
 
 
 @pytest.mark.parametrize("transform", [failfast, in_python])
-def test_one_job_finds_all_failing_parts_and_one_checks_the_others(
-    spark, tmp_path: Path, transform
+def test_one_job_finds_all_parts_on_which_the_transform_raises(spark, tmp_path: Path, transform):
+    assert jobs_of_a_round(spark, transform, tmp_path) == 1
+
+
+def test_after_a_write_with_such_a_value_one_job_finds_all_parts_with_values_of_no_table(
+    spark, tmp_path: Path
 ):
-    assert jobs_of_a_round(spark, transform, tmp_path) == 2
+    def text(frame):
+        return frame.selectExpr("cast(data AS string) AS text")
+
+    writer = SparkBatchWriter(spark, text, str(tmp_path / "t"))
+    with pytest.raises(TransformFailedError, match="is not UTF-8"):
+        writer.write(batch(GOOD, b"\xff"))
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    before = scheduler.nextJobId()
+    found = writer.probe([records(GOOD), records(b"\xff"), records(GOOD)])
+    assert [failure and failure.error for failure in found] == [
+        None,
+        r"column text: b'\xff' is not UTF-8",
+        None,
+    ]
+    assert scheduler.nextJobId() - before == 1
 
 
 def test_a_task_evaluates_many_parts(spark, tmp_path: Path):
     """A task for each part cost more than the parts, 3 s for each round of a search."""
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
-    first = scheduler.nextJobId()
-    jobs_of_a_round(spark, failfast, tmp_path)
+    jobs = jobs_of_a_round(spark, failfast, tmp_path)
     tracker = spark.sparkContext.statusTracker()
-    infos = [tracker.getJobInfo(number) for number in range(first, scheduler.nextJobId())]
+    last = scheduler.nextJobId()
+    infos = [tracker.getJobInfo(number) for number in range(last - jobs, last)]
     tasks = [tracker.getStageInfo(stage).numTasks for info in infos for stage in info.stageIds]
-    assert len(tasks) == 2
+    assert len(tasks) == 1
     assert max(tasks) <= max(spark.sparkContext.defaultParallelism, 3)
 
 
@@ -171,8 +191,8 @@ def test_without_outcomes_each_part_gets_a_job(
     """Another version of Spark may have other interfaces."""
     monkeypatch.setattr(probes, "with_outcomes", Mock(side_effect=Py4JError("no such class")))
     # One for each part but the three that fail while they are planned, because Spark keeps the rows
-    # of one part in the plan; and one that checks the others.
-    assert jobs_of_a_round(spark, failfast, tmp_path, count=10) == 8
+    # of one part in the plan.
+    assert jobs_of_a_round(spark, failfast, tmp_path, count=10) == 7
 
 
 def test_a_stack_overflow_fails_its_part_only(spark, tmp_path: Path):
@@ -268,6 +288,35 @@ def test_rows_that_show_another_place_change_no_result(spark, tmp_path: Path, tr
     assert set(failed["sub_sequence_number"].to_pylist()) == expected
     assert part.records.num_rows == 300 - len(expected)
     assert paused == {}
+
+
+def test_records_that_fail_in_either_way_are_found_in_one_batch(spark, tmp_path: Path):
+    """Values are searched after the records on which the transform raises are left out."""
+
+    def parsed(frame):
+        raised = f.raise_error(f.lit("cannot parse")).cast("string")
+        text = f.col("data").cast("string")
+        return frame.select(f.when(f.col("data") == BAD, raised).otherwise(text).alias("text"))
+
+    data = [GOOD] * 200
+    data[7] = data[150] = BAD
+    data[8] = data[90] = b"\xff"
+    rows = records(*data)
+    place = rows.schema.get_field_index("sub_sequence_number")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(range(200), pa.int64()))
+    given = Batch("b", (Chunk("s1", rows, TRIM_HORIZON, Position("200"), 0),), rows)
+    writer = SparkBatchWriter(spark, parsed, str(tmp_path / "t"))
+    steps = WriteSteps(
+        writer, FailureLimits(BatchSettings()), lambda same: same, random.Random(1), lambda: False
+    )
+    paused: dict[str, str] = {}
+    [part] = steps.run(given, paused.update)
+    errors = part.failed["s1"]["error"].to_pylist()
+    failed = dict(zip(part.failed["s1"]["sub_sequence_number"].to_pylist(), errors, strict=True))
+    assert failed.keys() == {7, 8, 90, 150}
+    assert all("cannot parse" in failed[row] for row in (7, 150))
+    assert all("is not UTF-8" in failed[row] for row in (8, 90))
+    assert (part.written.rows, part.records.num_rows, paused) == (196, 196, {})
 
 
 def outcomes_of(spark, frame, attempts: int):

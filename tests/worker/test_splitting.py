@@ -20,14 +20,16 @@ from kcl_pipeline.batch import (
     Batch,
     Chunk,
     PartFailure,
+    Written,
 )
 from kcl_pipeline.config import BatchSettings
-from kcl_pipeline.errors import BrokenTransformError
+from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
 from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures import (
     DEAD_LETTER_SCHEMA,
+    FAILED_SCHEMA,
     JUDGED_RECORDS,
     FailureLimits,
     IsolationStoppedError,
@@ -219,6 +221,92 @@ def test_suspects_that_fail_save_parts_and_others_cost_a_round(
     assert numbers(part, "s1") == [str(row + 1) for row in sorted(bad)]
     assert counts.evaluated < most
     assert counts.failing < most_failing
+
+
+REFUSED = b"no table holds it"
+
+
+class TwoKinds:
+    """A writer that finds failures of the kind of its last write only, as the one of Spark does.
+
+    The transform raises on bad records. Values are refused after it has returned.
+    """
+
+    def __init__(self, bench: Bench):
+        self._write, self._has_raised = bench.writer.write, False
+        self.writes = 0
+        bench.writer.write = self.write  # type: ignore[method-assign]
+        bench.writer.probe = self.probe  # type: ignore[method-assign]
+
+    def write(self, batch: Batch) -> Written:
+        self.writes += 1
+        self._has_raised = BAD in batch.records["data"].to_pylist()
+        if not self._has_raised and REFUSED in batch.records["data"].to_pylist():
+            raise TransformFailedError("refused", detail="refused")
+        return self._write(batch)
+
+    def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        kinds = [(BAD, "raised")] if self._has_raised else [(BAD, "raised"), (REFUSED, "refused")]
+        return [
+            next((PartFailure(e) for kind, e in kinds if kind in part["data"].to_pylist()), None)
+            for part in slices
+        ]
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([GOOD, GOOD, GOOD, BAD, REFUSED]), min_size=1, max_size=40),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_failures_of_two_kinds_are_found_one_after_the_other(shards: list[list[bytes]]):
+    bench = Bench(max_dead_letter_share=1)
+    TwoKinds(bench)
+    given_batch = batch_of(**{f"s{number}": data for number, data in enumerate(shards)})
+    parts = bench.split(given_batch)
+    assert bench.paused == {}
+    errors = {BAD: "raised", REFUSED: "refused"}
+    for part in parts:
+        assert sorted(bench.rows(part)) == sorted(part.records["sequence_number"].to_pylist())
+        for chunk in part.ranges:
+            data = shards[int(chunk.lease_key[1:])]
+            failed = part.failed.get(chunk.lease_key, FAILED_SCHEMA.empty_table())
+            texts = failed["error"].to_pylist()
+            assert dict(zip(failed["sequence_number"].to_pylist(), texts, strict=True)) == {
+                str(row + 1): errors[value] for row, value in enumerate(data) if value != GOOD
+            }
+            assert chunk.records["data"].to_pylist() == [GOOD] * data.count(GOOD)
+
+
+@pytest.mark.parametrize(("limit", "paused"), [(11, False), (10, True), (5, True)])
+def test_failures_of_both_kinds_count_together(limit: int, paused: bool):
+    data = [GOOD] * 300 + [BAD] * 5 + [REFUSED] * 6
+    random.Random(3).shuffle(data)
+    bench = Bench(max_dead_letters_per_batch=limit)
+    TwoKinds(bench)
+    failed = [numbers(part, "s1") for part in bench.split(batch_of(s1=data))]
+    assert [len(each) for each in failed] == ([] if paused else [11])
+    assert bench.paused.keys() == ({"s1"} if paused else set())
+    if paused:
+        assert "of 311 records fail" in bench.paused["s1"]
+        assert f"max_dead_letters_per_batch={limit} allow {limit}" in bench.paused["s1"]
+
+
+def test_values_of_no_table_in_most_records_pause_the_shard_after_a_sample():
+    bench = Bench()
+    counts = TwoKinds(bench)
+    assert bench.split(batch_of(s1=[BAD] * 3 + [REFUSED] * 20_000)) == []
+    assert "16 of 16 records chosen at random from 20000 fail" in bench.paused["s1"]
+    assert counts.writes == 2
+
+
+def test_a_shard_with_values_of_no_table_alone_is_committed_before_the_search():
+    bench = Bench()
+    TwoKinds(bench)
+    first, second = bench.split(batch_of(s1=[BAD] + [GOOD] * 30, s2=[REFUSED] + [GOOD] * 20))
+    assert (first.lease_keys, numbers(first, "s2")) == (("s2",), ["1"])
+    assert (second.lease_keys, numbers(second, "s1")) == (("s1",), ["1"])
 
 
 def test_more_than_a_hundred_failing_records_of_many_are_no_broken_transform():

@@ -5,11 +5,12 @@ many parts: each part is one partition of a DataFrame. A task evaluates several 
 after the other. This needs a transform whose output partitions each come from one input partition.
 A transform that shuffles (it groups, joins or sorts) gets a plan and a job for each part.
 
-The results of the parts that do not fail come to the driver as Arrow columns, in one job more, and
-are checked there. A check in the tasks would need a Python process for each core, and one more for
-each part that fails: Spark ends a Python process whose task fails, and a new one imports pyarrow.
-A task costs as much as hundreds of records, so parts are checked in large groups first, and alone
-only in a group that the check refuses.
+Values that the table cannot hold are looked for only if the last write failed because of them: no
+record raised in it then. The results of all parts come to the driver as Arrow columns, in one job,
+and are checked there. A check in the tasks would need a Python process for each core, and one more
+for each part that fails: Spark ends a Python process whose task fails, and a new one imports
+pyarrow. A task costs as much as hundreds of records, so parts are checked in large groups first,
+and alone only in a group that the check refuses.
 
 The tasks return their errors (`spark.outcomes`), so one job finds all failing parts, and how many
 rows the transform had returned before. A Python worker returns rows in batches, so the failing
@@ -83,12 +84,8 @@ class SparkProbe:
         session: The Spark session.
         apply: Applies the transform to a DataFrame with this many records, without evaluating it.
             Raises `TransformFailedError`.
-        check: Looks at the result of a part. Raises `TransformFailedError`.
-        raises: Whether the transform failed on parts of this batch before. If not, they are checked
-            at once: the job of the check finds out if it fails now.
-
-    Attributes:
-        raises: Whether it failed on one of the last parts of which any failed.
+        check: Looks at the result of a part. Raises `TransformFailedError`. None: the transform
+            raised, so only parts on which it raises are found.
     """
 
     def __init__(
@@ -96,13 +93,10 @@ class SparkProbe:
         session: SparkSession,
         apply: Callable[[DataFrame, int], DataFrame],
         check: Callable[[pa.Table], object] | None = None,
-        *,
-        raises: bool = True,
     ) -> None:
         self._session = session
         self._apply = apply
         self._check = check
-        self.raises = raises
 
     def failures(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """The failure of each part; None for a part on which the transform succeeds.
@@ -110,19 +104,17 @@ class SparkProbe:
         Raises:
             SinkError: Spark itself failed.
         """
-        if self._check is not None and not self.raises:
-            refused = self._refused_together(slices, self._check)
-            if refused is not None:
-                return refused
+        if self._check is None:
+            return self._raised(slices)
+        refused = self._refused_together(slices, self._check)
+        if refused is not None:
+            return refused
         failures = self._raised(slices)
-        has_raised = any(failures)
         passed = [number for number, failure in enumerate(failures) if failure is None]
-        if self._check is not None and passed:
+        if passed:
             refused = self._refused([slices[number] for number in passed], self._check)
             for number, failure in zip(passed, refused, strict=True):
                 failures[number] = failure
-        if any(failures):  # a sample of parts that are all good shows nothing
-            self.raises = has_raised
         return failures
 
     def _refused(
