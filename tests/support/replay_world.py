@@ -16,10 +16,10 @@ from kcl_pipeline.control.operations import ReplayRequest
 from kcl_pipeline.control.replay import RangeReplay
 
 FAST = {
-    "lease": {"failover_time_millis": 1000, "lease_discovery_interval_millis": 50},
-    "assignment": {"lease_assignment_interval_millis": 50},
+    "lease": {"failover_time_millis": 1000, "lease_discovery_interval_millis": 200},
+    "assignment": {"lease_assignment_interval_millis": 200},
     "leader": {"leader_lease_duration_millis": 400, "leader_heartbeat_period_millis": 100},
-    "worker": {"disable_worker_metrics": True, "parent_shard_poll_interval_millis": 50},
+    "worker": {"disable_worker_metrics": True, "parent_shard_poll_interval_millis": 200},
     "retrieval": {"idle_time_between_reads_in_millis": 200},
     "batch": {"min_batch_interval_millis": 0},
 }

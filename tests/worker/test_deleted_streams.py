@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from kcl_pipeline.errors import SinkError, ThrottledError
@@ -10,6 +12,7 @@ from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.sink import InMemorySink
 from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
+from tests.support.shortened import shortened
 from tests.support.streams_world import StreamsWorld
 from tests.support.worker_world import World
 
@@ -88,8 +91,10 @@ def test_what_was_not_read_is_reported_after_its_last_position():
     assert sum(value.startswith(b"more") for value in world.data()) == 10
 
 
-@pytest.mark.parametrize("away_seconds", [0.1, 30.0])
-@pytest.mark.parametrize("throttled_seconds", [0.1, 30.0])
+@pytest.mark.parametrize(
+    ("away_seconds", "throttled_seconds"),
+    shortened(product([0.1, 30.0], repeat=2), lambda both: both[0] != both[1]),
+)
 def test_what_was_not_read_of_a_stream_that_is_created_again_is_reported(
     away_seconds, throttled_seconds
 ):

@@ -27,6 +27,7 @@ from kcl_pipeline.threads import (
     retry_transient,
 )
 from kcl_pipeline.worker.summary import StopReason
+from tests.support.shortened import shortened
 from tests.support.worker_world import World
 
 
@@ -57,7 +58,7 @@ def clients_of(aws, pipeline):
     return AwsClients(pipeline.settings, options)
 
 
-@pytest.mark.parametrize("first_start", [True, False])
+@pytest.mark.parametrize("first_start", shortened([True, False], bool))
 def test_throttled_tables_delay_a_start_and_do_not_end_it(aws, pipeline, first_start):
     clients = clients_of(aws, pipeline)
     clients.kinesis.create_stream(StreamName="orders", ShardCount=2)

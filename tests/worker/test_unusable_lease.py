@@ -19,12 +19,13 @@ from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.threads import DaemonPool, InFlight
+from tests.support.shortened import shortened
 from tests.support.worker_world import World, numbered
 
 BAD = "shardId-000000000001"
 
 
-@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "executors"])
+@pytest.mark.parametrize("buffered", shortened([True, False], bool), ids=["buffered", "executors"])
 def test_a_row_at_a_timestamp_without_the_setting_is_its_own_problem(buffered):
     world = World(shards=2, buffered=buffered)
     shards = world.kinesis.list_shards(world.kinesis.resolve_stream("orders", multi_stream=False))
