@@ -226,6 +226,8 @@ class HeldLeases:
         self._rejected = RejectedRows(events)
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
+        self._is_sorted = True
+        """Whether `_held` is sorted by key. Each tick asks for it, and few gain a lease."""
         self._has_lost = False
         """Whether a lease was lost since this process last verified that it has its worker id."""
         self.changed_at = clock.monotonic()
@@ -833,13 +835,17 @@ class HeldLeases:
             if lease.lease_key in self._held:
                 return None
             self._held[lease.lease_key] = held
+            self._is_sorted = False
             self.changed_at = self._clock.monotonic()
         self._events(LeaseGained(self._worker_id, lease.lease_key, lease.counter))
         return held
 
     def _all(self) -> list[Held]:
         with self._lock:
-            return [held for _, held in sorted(self._held.items())]
+            if not self._is_sorted:
+                self._held = dict(sorted(self._held.items()))
+                self._is_sorted = True
+            return list(self._held.values())
 
     def _expired(self, held: Held, now: float) -> bool:
         return now - held.renewed_at >= self._failover_seconds

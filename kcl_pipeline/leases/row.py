@@ -339,14 +339,18 @@ class Attribute:
 def a_name(name: str, most_bytes: int = MAX_NAME_CHARACTERS) -> Attribute:
     """Return an S attribute with a name; see `name_of`."""
     return Attribute(
-        name, lambda item: name_of(item, name, most_bytes), lambda value: {name: string(value)}
+        name,
+        lambda item: name_of(item, name, most_bytes) if name in item else None,
+        lambda value: {name: string(value)},
     )
 
 
 def a_whole(name: str, most: int = MAX_LONG) -> Attribute:
     """Return an N attribute with a whole number; see `int_of`."""
     return Attribute(
-        name, lambda item: int_of(item, name, most=most), lambda value: {name: number(value)}
+        name,
+        lambda item: int_of(item, name, most=most) if name in item else None,
+        lambda value: {name: number(value)},
     )
 
 

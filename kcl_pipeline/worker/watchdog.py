@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -46,8 +46,7 @@ from kcl_pipeline.worker.sources import BatchSource
 from kcl_pipeline.worker_status import HungState, StalledLease
 
 
-@dataclass(frozen=True, slots=True)
-class Doing:
+class Doing(NamedTuple):
     """A step of the processing thread.
 
     Attributes:

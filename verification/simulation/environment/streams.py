@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from kcl_pipeline.clock import Clock
@@ -20,7 +21,7 @@ def arn_of(account: str, name: str) -> str:
     return f"arn:aws:kinesis:{KinesisSettings().region}:{account}:stream/{name}"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
     """One stream from its creation to its deletion.
 
@@ -36,21 +37,21 @@ class Generation:
     stream: Stream
     is_multi: bool
 
-    @property
+    @cached_property
     def label(self) -> str:
         """A short name, which no other stream of the seed has."""
         account = "" if self.stream.account == OWN_ACCOUNT else f"{self.stream.account}."
         again = "" if self.number == 1 else f".{self.number}"
         return f"{account}{self.stream.name}{again}"
 
-    @property
+    @cached_property
     def prefix(self) -> str | None:
         """The attribute `stream` of its leases."""
         stream = self.stream
         epoch = stream.created_millis // 1000
         return f"{stream.account}:{stream.name}:{epoch}" if self.is_multi else None
 
-    @property
+    @cached_property
     def recreated_millis(self) -> int | None:
         """The attribute `recreated_millis` of its leases."""
         return None if self.is_multi or self.number == 1 else self.stream.created_millis
@@ -95,6 +96,7 @@ class Streams:
         self.forgotten: set[str] = set()
         self._is_multi = is_multi
         self._of_leases: dict[tuple[str | None, int | None], Generation] = {}
+        self._of_names: dict[str, Generation] = {}
 
     def model_of(self, ref: str) -> KinesisModel:
         """The model of the account of a stream."""
@@ -135,8 +137,15 @@ class Streams:
 
     def of_name(self, lease_name: str) -> Generation | None:
         """The stream of a lease's name."""
+        known = self._of_names.get(lease_name)
+        if known is not None:
+            return known
         key, _, time = lease_name.partition("@")
-        return self._of_leases.get((key.rpartition(":")[0] or None, int(time) if time else None))
+        identity = (key.rpartition(":")[0] or None, int(time) if time else None)
+        stream = self._of_leases.get(identity)
+        if stream is not None:  # one that is created later may have the name
+            self._of_names[lease_name] = stream
+        return stream
 
     def settled(self, generation: Generation) -> Stream:
         """The stream in the model, with due changes applied."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -138,16 +138,16 @@ def transform(lease_of: LeaseOf, records: pa.Table, *, hands_back: bool = False)
     """
     if not records.num_rows:
         return NO_EVENTS
-    parts = [data.decode().split("|") for data in records["data"].to_pylist()]
-    poisoned = any(one.startswith(POISON) for one, _, _ in parts)
+    texts = [data.decode().split("|") for data in records["data"].to_pylist()]
+    ids, keys, numbers = zip(*texts, strict=True)
+    poisoned = any(one.startswith(POISON) for one in ids)
     if poisoned and not hands_back:
         raise ValueError(IS_POISON)
-    ids = [one for one, _, _ in parts]
     shards = zip(ids, records["stream"].to_pylist(), records["shard_id"].to_pylist(), strict=True)
-    own: tuple[list[Any], ...] = (
+    own: tuple[Sequence[Any], ...] = (
         ids,
-        [key for _, key, _ in parts],
-        [int(number) for _, _, number in parts],
+        keys,
+        [int(number) for number in numbers],
         [lease_of(one, stream, shard) for one, stream, shard in shards],
     )
     columns = [pa.array(values, type_) for values, type_ in zip(own, _OWN_TYPES, strict=True)]
@@ -155,7 +155,7 @@ def transform(lease_of: LeaseOf, records: pa.Table, *, hands_back: bool = False)
     events = pa.Table.from_arrays(columns, schema=EVENT_SCHEMA)
     if not poisoned:
         return events
-    errors = [IS_POISON if one.startswith(POISON) else None for one, _, _ in parts]
+    errors = [IS_POISON if one.startswith(POISON) else None for one in ids]
     return (
         events.append_column("_stream", records["stream"])
         .append_column("_shard_id", records["shard_id"])
