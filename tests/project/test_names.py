@@ -53,7 +53,3 @@ def test_two_public_classes_with_the_same_name_are_found(tmp_path: Path) -> None
     assert problem.startswith("class Pause: ")
     assert "first.py:1" in problem
     assert "second.py:1" in problem
-
-
-def test_the_product_has_no_such_name() -> None:
-    assert problems() == []

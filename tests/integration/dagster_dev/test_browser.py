@@ -89,22 +89,19 @@ def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks
     looker.shoot("output-checks")
 
 
-def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stage, looker: Browser):
+def test_the_fleet_page_shows_every_lease_and_worker_and_that_all_is_well(
+    stage: Stage, looker: Browser
+):
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
-    shown = looker.wait_for("lease_rows", "last_moves", "worker_rows", "checkpoint", "KB/s")
+    shown = looker.wait_for(
+        "lease_rows", "last_moves", "checkpoint", "KB/s", "worker_rows", "dead letters", "working"
+    )
     assert "shardId-" not in shown, "the table has the numbers of the shards"
-    assert looker.cut_off() == {}
+    assert looker.cut_off() == {}, "every column is shown"
     looker.shoot("leases")
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=checks")
     looker.wait_for("shards_covered", "shards_moving")
     looker.shoot("lease-checks")
-
-
-def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browser):
-    looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
-    looker.wait_for("worker_rows", "dead letters", "working")
-    assert looker.cut_off() == {}
-    looker.shoot("workers")
 
 
 @pytest.mark.long  # two reports of a check, a minute each

@@ -92,6 +92,7 @@ def test_the_example_of_the_document_passes_the_checks(dg, project):  # noqa: F8
     assert "All definitions loaded successfully." in dg("check", "defs")
 
 
+@pytest.mark.long  # the schema, which refuses it, is looked at in `test_schema`
 def test_check_yaml_names_the_line_of_an_unknown_setting(dg, project):  # noqa: F811
     path = project.write(
         "orders",

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import psutil
 import pytest
 
 from benchmarks.resources import memory_file_bytes
+from kcl_pipeline.batch import Batch
+from kcl_pipeline.memory import MemoryBudget
+from kcl_pipeline.spark.writer import SparkBatchWriter
+from tests.support.spark_batches import records
 
 pytestmark = pytest.mark.spark
 
@@ -67,7 +72,43 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("victim", ["python", pytest.param("jvm", marks=pytest.mark.long)])
+def test_what_tasks_hold_is_in_files_that_end_with_their_processes(spark, tmp_path: Path) -> None:
+    """They have no name, so the kernel frees them after any kill. The long form kills."""
+    started, goes_on = tmp_path / "started", tmp_path / "goes_on"
+    pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    before, held, named = memory_file_bytes(pids), [], []
+
+    def waiting(parts):
+        yield from parts
+        started.touch()
+        while not goes_on.exists():
+            time.sleep(0.01)
+
+    def look() -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        held.append(memory_file_bytes(pids) - before)
+        named.extend(path for path in (tmp_path / "t").rglob("*") if path.is_file())
+        goes_on.touch()
+
+    writer = SparkBatchWriter(
+        spark,
+        lambda frame: frame.mapInArrow(waiting, frame.schema),
+        str(tmp_path / "t"),
+        memory=MemoryBudget(2**29),
+    )
+    thread = threading.Thread(target=look)
+    thread.start()
+    written = writer.write(Batch("b", (), records(*[b"y" * 100_000] * 100)))
+    thread.join()
+    assert held[0] > 10**7, "the batch"
+    assert named == []
+    assert written.rows == 100
+
+
+@pytest.mark.long  # each starts a session
+@pytest.mark.parametrize("victim", ["python", "jvm"])
 def test_a_process_killed_while_tasks_run_leaves_no_memory(victim: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
     process = subprocess.Popen(
