@@ -173,7 +173,7 @@ class World:
             self.sent.append(value)
         self.clock.advance(0.01)
 
-    def run(self, seconds=10.0, step=0.1):
+    def run(self, seconds=10.0, step=0.2):
         step = min(step, seconds)
         began = self.clock.monotonic()
         led = began - LEAD_SECONDS
