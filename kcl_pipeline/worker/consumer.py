@@ -67,6 +67,7 @@ from kcl_pipeline.worker.losses import (
     DeletedStreams,
     Lineage,
     LossCheck,
+    LostLease,
     ParentCheck,
     ParentRows,
 )
@@ -327,7 +328,7 @@ class Lifecycle:
         self.progress = make_progress(self.parents.ancestors_of)
         self._identity = identity
         self.deleted = DeletedStreams(dependencies, identity)
-        self._losses = LossCheck(dependencies, initial, stored, self.deleted)
+        self._losses = LossCheck(dependencies, initial, stored, self.deleted, map)
         cleanup = dependencies.settings.shard_sync
         self._deletes_ended = cleanup.cleanup_leases_upon_shard_completion
         self._keep_seconds = 2 * cleanup.completed_lease_cleanup_interval_millis / 1000
@@ -363,7 +364,7 @@ class Lifecycle:
         """
         held = {h.lease.lease_key: h for h in self._leases.held()}
         self.deleted.look(self.consumers, self._may_lose)
-        lost: list[tuple[ShardConsumer, bool]] = []
+        lost: list[LostLease] = []
         without_processor: list[Held] = []
         for key, consumer in list(self.consumers.items()):
             is_lost = held.get(key) is not consumer.held
@@ -372,7 +373,7 @@ class Lifecycle:
             )
             if is_lost and consumer.state not in _ALL_COMMITTED:
                 is_judged = consumer.stream in self.deleted
-                lost.append((consumer, not is_judged and self._may_lose(consumer)))
+                lost.append(LostLease(consumer, not is_judged and self._may_lose(consumer)))
             if is_lost or is_withdrawn:
                 self._source.end(key)
                 del self.consumers[key]
@@ -394,7 +395,7 @@ class Lifecycle:
                 if stream is not None:
                     state = ConsumerState.ENDED if one.lease.ended else ConsumerState.BLOCKED
                     self.consumers[key] = ShardConsumer(one, stream, state=state)
-        self._map(self._losses.look, lost)
+        self._losses.look(lost)
 
     def _may_lose(self, consumer: ShardConsumer) -> bool:
         """Return whether a shard loses records if its stream is deleted now.

@@ -47,6 +47,7 @@ from kcl_pipeline.planning.stored_shards import finished_shards
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
 from kcl_pipeline.shards import ChildShard, Shard, StreamId
 from kcl_pipeline.sinks.sink import Positions
+from kcl_pipeline.threads import MapCallable
 from kcl_pipeline.worker.commit import ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
@@ -298,6 +299,26 @@ class ParentCheck:
         return True
 
 
+LOOK_SHARE: Final = 0.2
+"""Time between two looks at a lost lease as a share of the failover time. After that time nothing
+can be concluded."""
+
+
+@dataclass(slots=True)
+class LostLease:
+    """A lease that is not held any more, until it is known whether records are lost.
+
+    Attributes:
+        consumer: Its consumer.
+        loses_with_stream: Whether records are lost if its stream is deleted.
+        due: Earliest time of the next look (monotonic seconds).
+    """
+
+    consumer: ShardProgress
+    loses_with_stream: bool
+    due: float = 0.0
+
+
 class LossCheck:
     """Report records that no worker reads any more after the row of a held lease was deleted.
 
@@ -310,13 +331,12 @@ class LossCheck:
     If the leader has deleted the row because the stream was deleted and created again, the rest of
     the shard is lost with the stream.
 
-    Thread-safe.
-
     Args:
         dependencies: The dependencies of the worker.
         shard_sync_of: Returns the initial position of a stream.
         stored: Asks the table for positions of shards. None: the sink stores none.
         deleted: Finds out whether the stream is deleted.
+        map: Looks at several leases.
     """
 
     def __init__(
@@ -325,28 +345,41 @@ class LossCheck:
         shard_sync_of: Callable[[StreamId], ShardSyncSettings],
         stored: StoredShards | None,
         deleted: DeletedStreams,
+        map: MapCallable,  # noqa: A002 (it stands for the builtin)
     ) -> None:
         self._dependencies = dependencies
         self._shard_sync_of = shard_sync_of
         self._stored = stored
         self._deleted = deleted
+        self._map = map
+        self._waiting: list[LostLease] = []
         settings = dependencies.settings
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
         self._can_tell = keep_seconds > self._failover_seconds
 
-    def look(self, lost: tuple[ShardProgress, bool]) -> None:
-        """Check a lease that is not held any more. An error is reported as `AwsTrouble`.
+    def look(self, lost: Collection[LostLease]) -> None:
+        """Judge the leases that were lost, and again those of which a call failed.
 
         Args:
-            lost: The consumer of the lease, and whether it would lose records with its stream.
+            lost: The leases that were lost since the last look.
         """
-        consumer, loses_with_stream = lost
+        waiting = [*self._waiting, *lost]
+        judged = self._map(self._is_judged, waiting)
+        self._waiting = [
+            one for one, is_judged in zip(waiting, judged, strict=True) if not is_judged
+        ]
+
+    def _is_judged(self, lost: LostLease) -> bool:
+        consumer, now = lost.consumer, self._dependencies.clock.monotonic()
+        if now < lost.due:
+            return False
+        lost.due = now + LOOK_SHARE * self._failover_seconds
         try:
             if not self._is_deleted(consumer):
-                return
+                return True
             is_deleted = self._deleted.find_out(consumer.stream)
-            if is_deleted and loses_with_stream:
+            if is_deleted and lost.loses_with_stream:
                 self._deleted.report(consumer.held.lease, consumer.stream, consumer.committed)
             if is_deleted is False and self._is_lost(consumer):
                 self._dependencies.events(
@@ -362,6 +395,8 @@ class LossCheck:
             self._dependencies.events(
                 AwsTrouble(f"look for the row of {consumer.lease_key}", str(error))
             )
+            return False
+        return is_deleted is not None
 
     def _is_deleted(self, consumer: ShardProgress) -> bool:
         """Return whether the row was deleted by hand.

@@ -160,18 +160,69 @@ def test_a_stream_that_is_gone_has_nothing_to_lose():
     assert not [e for e in world.of(AwsTrouble) if "look for the row" in e.operation]
 
 
-def test_a_look_that_fails_leaves_an_event():
-    world = reading()
-
+def failing(world, operation, times):
+    """Let the first calls of an operation for the row fail, after that of the refused renewal."""
     looks = []
 
-    def failing(operation, key):
-        if (operation, key) == ("GetItem", PARENT):
+    def fail(called, key):
+        if (called, key) == (operation, PARENT):
             looks.append(key)
-            if len(looks) > 1:  # the first one is that of the refused renewal
-                raise UnavailableError("no answer", operation=operation)
+            if 1 < len(looks) <= 1 + times:
+                raise UnavailableError("no answer", operation=called)
 
-    world.leases.store.before_call = failing
+    world.leases.store.before_call = fail
+
+
+def look_again(world, seconds):
+    for _ in range(round(seconds / 0.1)):
+        world.clock.advance(0.1)
+        world.worker.lifecycle.sync_with_leases()
+
+
+def failed_looks(world):
+    return [e.operation for e in world.of(AwsTrouble) if PARENT in e.operation]
+
+
+def test_a_loss_is_judged_again_after_a_look_that_failed():
+    world = reading()
+    split(world, Position("77"))
+    failing(world, "GetItem", times=1)
+    consumer = delete(world)
+    assert not world.of(RecordsLost)
+    assert failed_looks(world) == [f"look for the row of {PARENT}"]
+    look_again(world, 0.5)
+    lost = RecordsLost("w-1", PARENT, LossReason.ROW_DELETED, consumer.committed, stream="orders")
+    assert world.of(RecordsLost) == [lost]
+    look_again(world, 5)
+    assert world.of(RecordsLost) == [lost]
+
+
+def test_a_loss_is_judged_again_after_a_description_that_failed():
+    world = reading()
+    split(world, Position("77"))
+    resolve = world.kinesis.resolve_stream
+
+    def fail(*_request, **_more):
+        raise UnavailableError("no answer", operation="DescribeStreamSummary")
+
+    world.kinesis.resolve_stream = fail
     delete(world)
     assert not world.of(RecordsLost)
-    assert [e.operation for e in world.of(AwsTrouble)] == [f"look for the row of {PARENT}"]
+    world.kinesis.resolve_stream = resolve
+    look_again(world, 0.5)
+    assert [event.lease_key for event in world.of(RecordsLost)] == [PARENT]
+
+
+def test_after_the_failover_time_a_look_that_fails_is_not_repeated():
+    """Another worker may have finished the shard, and a leader has deleted its lease."""
+    world = reading()
+    split(world, Position("77"))
+    failing(world, "GetItem", times=100)
+    delete(world)
+    look_again(world, 2)
+    told = failed_looks(world)
+    assert 2 <= len(told) <= 5
+    world.leases.store.before_call = None
+    look_again(world, 5)
+    assert failed_looks(world) == told
+    assert not world.of(RecordsLost)
