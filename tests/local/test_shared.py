@@ -21,10 +21,13 @@ import subprocess, sys
 use = "from kcl_pipeline import use_local_aws; import os; " \\
     "print(use_local_aws({'orders': 2}, folder=sys.argv[1]), os.environ['AWS_REGION'])"
 children = [
-    subprocess.Popen([sys.executable, "-c", "import sys; " + use, sys.argv[2]]) for _ in range(2)
+    subprocess.Popen(
+        [sys.executable, "-c", "import sys; " + use, sys.argv[2]], stdout=subprocess.PIPE, text=True
+    )
+    for _ in range(2)
 ]
 for child in children:
-    child.wait()
+    print(child.communicate()[0], end="")
 print("ready", flush=True)
 sys.stdin.read()
 """
