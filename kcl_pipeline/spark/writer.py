@@ -98,7 +98,7 @@ class SparkBatchWriter:
         self._storage = open_storage(self._root, self._options)
         self._columns = columns or (lambda: TableColumns(partition_by=tuple(partition_by)))
         self._clock = SystemClock()
-        # Whether the transform raised in the last write. Then a probe need not check values.
+        # Whether the transform raised in the last write that failed: a probe need not check values.
         self._has_raised = False
 
     def prepare(self) -> None:
@@ -132,12 +132,15 @@ class SparkBatchWriter:
             records: Number of records, if it is known.
             most_files: Most files; None for one per partition.
         """
-        self._has_raised = True
-        output = transformed(frame, self._transform, records)
+        try:
+            output = transformed(frame, self._transform, records)
+        except KclError:
+            self._has_raised = True
+            raise
         columns = self._columns()
         output, for_table = _fitting(output, columns)
-        schema = columns.fitted(for_table)
         try:
+            schema = columns.fitted(for_table)
             files, rejected = self._write_files(output, columns, most_files, batch_id)
         except KclError:
             self._has_raised = False
@@ -145,6 +148,7 @@ class SparkBatchWriter:
         except OSError as error:
             raise SinkError(f"cannot write the batch to {self._root}: {error}") from error
         except Exception as error:
+            self._has_raised = True
             raise classified(error, records) from error
         rows = sum(file.rows for file in files)
         written = pa.schema([*schema, *untyped(for_table, schema)])

@@ -162,6 +162,7 @@ def test_after_a_write_with_such_a_value_one_job_finds_all_parts_with_values_of_
     writer = SparkBatchWriter(spark, text, str(tmp_path / "t"))
     with pytest.raises(TransformFailedError, match="is not UTF-8"):
         writer.write(batch(GOOD, b"\xff"))
+    writer.write(batch(GOOD))  # of a healthy shard beside
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
     before = scheduler.nextJobId()
     found = writer.probe([records(GOOD), records(b"\xff"), records(GOOD)])
