@@ -620,6 +620,8 @@ class Lease:
         table_mark: The last checkpoint that this package wrote and that the table of the sink had
             (our own attribute `kclpTable` S, which Java readers ignore). None: there is none, a
             seek or another sink followed it, or the sink stores no positions.
+        seek: The last seek of an operator (our own attribute `kclpSeek` S, which Java readers
+            ignore). None: there was none.
     """
 
     lease_key: Annotated[str, _KEY, REQUIRED]
@@ -641,6 +643,7 @@ class Lease:
     read_up_to_millis: Annotated[int | None, a_whole(READ_UP_TO)] = None
     initial_millis: Annotated[int | None, a_whole(INITIAL_TIMESTAMP, MAX_MILLIS)] = None
     table_mark: Annotated[Position | None, _MARK] = None
+    seek: Annotated[str | None, a_name(SEEK)] = None
 
     @property
     def unique_key(self) -> str:

@@ -433,12 +433,14 @@ class LeaseTable:
     # -- deletion, and completion of rows that older programs have created
 
     def delete(self, lease: Lease) -> bool:
-        """Delete the row if its checkpoint equals that of `lease` (§8.2). True: no row is left.
+        """Delete the row if it has checkpoint and seek of `lease` (§8.2). True: no row is left.
 
         Applied if there is no row.
         """
-        # Java deletes without a condition. The checkpoint excludes a row that a seek has set back.
-        outcome = self._store.delete(lease.lease_key, checkpoint_conditions(lease))
+        # Java deletes without a condition. A seek sets a row back, and since then its shard may
+        # have been read to the end again: its children need the row until they have begun again.
+        conditions = [*checkpoint_conditions(lease), seek_condition(lease)]
+        outcome = self._store.delete(lease.lease_key, conditions)
         return outcome.applied or outcome.item is None
 
     def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
@@ -539,6 +541,11 @@ def recreated_condition(lease: Lease) -> Condition:
     return Equals(rows.STREAM_CREATED, number(lease.recreated_millis))
 
 
+def seek_condition(lease: Lease) -> Condition:
+    """Return the condition that no seek has been made since `lease` was read."""
+    return Absent(rows.SEEK) if lease.seek is None else Equals(rows.SEEK, string(lease.seek))
+
+
 def _owners_of(lease: Lease) -> list[Condition]:
     pairs = ((rows.OWNER, lease.owner), (rows.CHECKPOINT_OWNER, lease.checkpoint_owner))
     return [Absent(name) if value is None else Equals(name, string(value)) for name, value in pairs]
@@ -568,10 +575,15 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
     counter = lease.counter + _jump(token)
     if not seek.exists:
         created = lease.with_(
-            checkpoint=seek.position, counter=counter, initial_millis=millis, table_mark=None
+            checkpoint=seek.position,
+            counter=counter,
+            initial_millis=millis,
+            table_mark=None,
+            seek=token,
         )
-        return Put(lease_to_item(created) | {rows.SEEK: string(token)}, [Absent(rows.LEASE_KEY)])
-    put = {rows.SEEK: string(token)} | LEASE_ROW.attributes(
+        return Put(lease_to_item(created), [Absent(rows.LEASE_KEY)])
+    put = LEASE_ROW.attributes(
+        seek=token,
         counter=counter,
         owner_switches_since_checkpoint=0,
         checkpoint=seek.position,

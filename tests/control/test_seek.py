@@ -214,6 +214,24 @@ def test_nothing_is_written_after_the_end_of_the_pause():
     assert world.leases.rows() == before
 
 
+def test_a_deletion_that_was_decided_before_a_seek_is_refused():
+    """Seed 5174600224: a leader was paused, and the shard was read to its end again meanwhile."""
+    world, _, _, _ = three_batches(shards=1)
+    Pausing(world.app).pause()
+    key = min(world.leases.rows())
+
+    def at_its_end():
+        world.leases.plant(world.leases.rows()[key] | {"checkpoint": {"S": "SHARD_END"}})
+        return world.leases.row(key)
+
+    decided = at_its_end()
+    assert world.leases.seek([LeaseSeek(decided, TRIM_HORIZON)], "t", proof_of(world)) == ()
+    assert not world.leases.delete(decided)
+    again = at_its_end()
+    assert not world.leases.delete(decided)
+    assert world.leases.delete(again)
+
+
 @pytest.mark.parametrize("change", ["owner", "counter", "checkpoint"])
 def test_a_row_that_changed_is_not_written(change):
     world, _, _, _ = three_batches(shards=2)
