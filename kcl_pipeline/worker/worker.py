@@ -557,7 +557,7 @@ COMING_DISCOVERY_SECONDS: Final = 0.2
 COMING_SECONDS_PER_LEASE: Final = 0.01
 """At least, so that the rows of many leases are read as often as those of a few."""
 LATE_RENEWAL_SECONDS: Final = 0.25
-"""Time between two looks whether a renewal that waits for another call can begin."""
+"""Time between two looks whether a call that waits for another of its lease can begin."""
 SECOND_REPORT_SECONDS: Final = 2.0
 """Short, because a leader considers a worker alive only after its row has changed."""
 
@@ -585,9 +585,9 @@ class LeaseLoop:
     The tick makes no call: it submits calls to `calls`, and a later tick collects them. A call that
     hangs delays only itself: renewals and look-ups have a key for each lease, the query of the
     index and the report have one each. A row has at most one call of this loop in flight. A renewal
-    that is due while one is in flight follows it at once: with the next interval the lease could
-    expire. What other threads write is excluded by `HeldLeases`, which skips a row that another
-    thread writes.
+    or a forced handoff that is due while one is in flight follows it at once: with the next
+    interval the lease could expire, and the handoff never begin. What other threads write is
+    excluded by `HeldLeases`, which skips a row that another thread writes.
 
     `is_2x` returns whether the application was rolled back to KCL 2.x: there may be no index to
     discover leases by, and no table to report to, and the leases come from `LeaseTaker` only.
@@ -622,7 +622,7 @@ class LeaseLoop:
         self._calls = calls
         self._sweep: _Sweep | None = None
         self._late: dict[str, Callable[[], object]] = {}
-        """Renewals that were due while a call for the lease was in flight, by lease key."""
+        """Renewals and forced handoffs that were due while a call for the lease was in flight."""
         self._stop = stop
         clock, settings = dependencies.clock, dependencies.settings
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
@@ -644,19 +644,21 @@ class LeaseLoop:
             Exception: An unexpected error of a call.
         """
         self._calls.collect()
-        self._late = {key: call for key, call in self._late.items() if not self._start(key, call)}
         self._report_sweep(is_over=False)
         is_2x = self._is_2x()
         if self._reporter.taken is not None:  # another process has the leases
             return FIRST_DISCOVERY_SECONDS
+        self._late = {key: call for key, call in self._late.items() if not self._start(key, call)}
         if self._renewal.ready():
             self._report_sweep(is_over=True)
+            self._late.clear()
             # First, because a lease has one call in flight, and the transfer ends its renewals
             for held in self._leases.overdue_handoffs():
-                self._start(held.lease_key, partial(self._force_handoff, held))
+                handoff = partial(self._force_handoff, held)
+                if not self._start(held.lease_key, handoff):
+                    self._late[held.lease_key] = handoff
             now = self._dependencies.clock.monotonic()
             self._sweep = _Sweep(began=now, ended=now)
-            self._late.clear()
             start = partial(self._start_renewal, self._sweep)
             self._sweep.calls = self._leases.renew_all(start=start)
             self._report_sweep(is_over=False)
@@ -702,8 +704,8 @@ class LeaseLoop:
 
         if self._start(held.lease_key, call):
             return True
-        # The sweep does not count it: the call before may never end.
-        self._late[held.lease_key] = partial(self._leases.renew_one, held)
+        # The sweep does not count it: the call before may never end. A forced handoff comes first.
+        self._late.setdefault(held.lease_key, partial(self._leases.renew_one, held))
         return False
 
     def _report_sweep(self, *, is_over: bool) -> None:
@@ -783,6 +785,9 @@ class LeaseLoop:
         return max(self._discovered_at + seconds - now, 0.0)
 
     def _force_handoff(self, held: Held) -> None:
+        """Hand the lease over, unless that has happened while this call waited for another one."""
+        if held not in self._leases.overdue_handoffs():
+            return
         self._source.end(held.lease_key)
         attempt(
             "handoff time-out",

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.events import LeaseLost
+from kcl_pipeline.events import HandoffCompleted, LeaseLost
 from kcl_pipeline.threads import Background
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World
@@ -38,8 +38,8 @@ def counters(world):
     return {one.lease_key: one.counter for one in world.leases.list_leases().leases}
 
 
-def world_with_leases():
-    world = World(shards=2, parallel=True)
+def world_with_leases(**settings):
+    world = World(shards=2, parallel=True, **settings)
 
     def holds_all():
         world.worker.lead_tick()
@@ -118,6 +118,35 @@ def test_a_renewal_that_is_due_during_a_slow_one_follows_it_at_once():
     slow.end.set()
     until(lambda: began(2))
     assert begins[1] - begins[0] < 1.5 * interval < lives
+
+
+def test_an_overdue_handoff_follows_a_slow_renewal():
+    """Renewals that last longer than their interval left it no turn."""
+    world = world_with_leases(lease={"graceful_lease_handoff_timeout_millis": 1000})
+    interval = world.settings.lease.renewal_interval_millis / 1000
+    key, rows, ends = min(counters(world)), world.leases.view(), []
+
+    def last(operation, row):
+        if operation == "UpdateItem" and row == key:
+            end = world.clock.monotonic() + 1.1 * interval
+            ends.append(end)
+            until(lambda: world.clock.monotonic() >= end)
+
+    def note_end(operation, row):
+        if operation == "UpdateItem" and row == key:
+            ends.clear()
+
+    rows.initiate_handoff(rows.get(key), "w-2")
+    world.leases.hook(last, note_end)
+    deadline = world.clock.monotonic() + 10 * interval
+    while not world.of(HandoffCompleted):
+        assert world.clock.monotonic() < deadline
+        world.clock.advance(0.05)
+        until(lambda: not ends or ends[0] > world.clock.monotonic())
+        SystemClock().sleep(0.005)
+        world.worker.lease_tick()
+    assert world.of(HandoffCompleted)[0].forced
+    assert not world.of(LeaseLost)
 
 
 def test_leases_are_renewed_until_they_are_released():
