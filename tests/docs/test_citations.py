@@ -1,18 +1,26 @@
-"""What the code cites exists: sections of the protocol, and targets of links."""
+"""What is cited exists: sections of the protocol, pages, and anchors of their headings."""
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from myst_parser.slugs import github_slugify, unique_slug
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("kcl_pipeline", "verification", "tests", "benchmarks", "docs")
 SECTION = re.compile(r"protocol\s+§\s*(\d+(?:\.\d+)*)")
 LISTED = re.compile(r"protocol\s+§\s*\d+(?:\.\d+)*((?:,\s+§\s*\d+(?:\.\d+)*)+)")
 HEADING = re.compile(r"^#+ (\d+(?:\.\d+)*)[. ]", re.MULTILINE)
-LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]+)?\)")
+PARSER = MarkdownIt("commonmark").enable("table")
+ANCHORED_LEVELS = 4
+"""As `myst_heading_anchors` in docs/conf.py."""
 
 
 def texts() -> dict[Path, str]:
@@ -42,15 +50,42 @@ def test_nothing_cites_a_document_that_is_not_in_the_repository() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "page",
-    sorted(str(p.relative_to(ROOT)) for p in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]),
-)
+def tokens(path: Path) -> Iterator[tuple[Token, Token]]:
+    """The inline parts of a page, each with the token that opens its block."""
+    blocks = PARSER.parse(path.read_text(encoding="utf-8"))
+    return ((before, part) for before, part in pairwise(blocks) if part.type == "inline")
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """The anchors of the headings of a page, as the site and GitHub make them."""
+    found: set[str] = set()
+    for before, part in tokens(path):
+        if before.type == "heading_open" and int(before.tag[1:]) <= ANCHORED_LEVELS:
+            texts = [each.content for each in part.children or () if each.content]
+            found.add(unique_slug(github_slugify("".join(texts)), found))
+    return found
+
+
+def links(path: Path) -> Iterator[str]:
+    """The targets of the links and pictures of a page, without those of other sites."""
+    for _, part in tokens(path):
+        for each in part.children or ():
+            target = str(each.attrGet("href") or each.attrGet("src") or "")
+            if target and not target.startswith(("http:", "https:", "mailto:")):
+                yield target
+
+
+def leads_somewhere(target: str, path: Path) -> bool:
+    name, _, anchor = target.partition("#")
+    page = (path.parent / name).resolve() if name else path
+    return page.exists() and (not anchor or anchor in anchors(page))
+
+
+PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), ROOT / "tests" / "README.md"]
+
+
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT)) for path in PAGES))
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
-    missing = [
-        target
-        for target, _ in LINK.findall(path.read_text(encoding="utf-8"))
-        if not (path.parent / target).exists()
-    ]
-    assert missing == []
+    assert [target for target in links(path) if not leads_somewhere(target, path)] == []
