@@ -67,7 +67,7 @@ class WorkerSettings(StrictSettings):
         ge=10,
         description="A worker that could neither read, renew nor commit for this time ends its run "
         "as failed; the command `worker` exits with code 5, so that its supervisor acts. A worker "
-        "without leases counts as useless only if it can neither look for leases nor write its row",
+        "without leases counts as useful while it can look for leases and write its row",
     )
     record_memory_max_bytes: int | None = Field(
         None,

@@ -1,10 +1,9 @@
 """Watch a worker: shards that stand still, a step that hangs, a worker that can do nothing.
 
 The processing thread notes its steps in `Activity`. The thread that renews the leases watches,
-because the processing thread may hang. `Watchdog` reports a step that lasts, with the calls of all
-threads, and held leases whose shards make no progress, with the step that they wait in. It ends a
-worker that was given up, whose leases are released, and one that can neither read, renew nor
-commit.
+because the processing thread may hang. `Watchdog` reports held leases whose shards make no
+progress, with the step that they wait in, and a step that lasts, with the calls of all threads. It
+ends a worker that hangs for too long, and one that can neither read, renew nor commit.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -23,16 +22,10 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, BatchWriter, PartFailure, Written
 from kcl_pipeline.clock import Clock, Lasting, StopSignal
 from kcl_pipeline.events import (
-    AwsTrouble,
-    BatchCommitted,
-    Event,
-    EventSink,
     HangStep,
     LeaseTask,
-    ReadFinished,
     ShardStalled,
     StallStep,
-    TaskFinished,
     WorkerHung,
     WorkerResumed,
 )
@@ -43,6 +36,7 @@ from kcl_pipeline.text import printable
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker_status import HungState, StalledLease
 
 
@@ -125,100 +119,6 @@ class WatchedWriter:
         return self._writer.probe(slices)
 
 
-MAX_CHARACTERS: Final = 20_000
-MAX_FRAMES: Final = 40
-
-_THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+) ")
-_CALL: Final = re.compile(r'  File "(.*)", line (\S+) in (.*)')
-
-
-def thread_stacks(first: int) -> str:
-    """Return the calls of all threads, of each the newest call first.
-
-    The text has names of files and functions and line numbers. It has no source lines and no
-    values of variables, because they may contain records or secrets. At most 100 threads (the limit
-    of `faulthandler`), `MAX_FRAMES` calls of each, and `MAX_CHARACTERS` characters are returned. If
-    no temporary file can be written, the text says why.
-
-    Args:
-        first: Identifier of the thread that comes first.
-    """
-    try:
-        stacks = _stacks()
-    except OSError as error:
-        return f"(the calls of the threads are not known: {printable(str(error))})"
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    order = sorted(stacks, key=lambda ident: (ident != first, names.get(ident, "")))
-    text = "\n".join(
-        "\n".join((f"thread {printable(names.get(ident, str(ident)))}:", *stacks[ident]))
-        for ident in order
-    )
-    cut = "\n... (cut)"
-    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - len(cut)] + cut
-
-
-def _stacks() -> dict[int, list[str]]:
-    """Return the calls by the identifier of the thread.
-
-    The frames of `sys._current_frames` are not used: while Python code walks them, their threads go
-    on, and the process ends with a segmentation fault (CPython 3.11.7). `faulthandler` walks all of
-    them before another thread runs. It writes to a file descriptor only.
-    """
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        lines = file.read().decode("ascii", "backslashreplace").splitlines()
-    stacks: dict[int, list[str]] = {}
-    calls: list[str] = []
-    for line in lines:
-        if (thread := _THREAD.match(line)) is not None:
-            calls = stacks.setdefault(int(thread[1], 16), [])
-        elif (call := _CALL.match(line)) is not None and len(calls) < MAX_FRAMES:
-            calls.append(f"  {printable(call[1])}:{call[2]} {printable(call[3])}")
-    return stacks
-
-
-class Successes:
-    """What a worker could do since the last look, from its events. Any thread may send them.
-
-    Attributes:
-        is_useful: Whether it has read, renewed or committed.
-        last_error: The last error of a call.
-    """
-
-    def __init__(self) -> None:
-        self.is_useful = True
-        self.last_error = ""
-        self._succeeded = {LeaseTask.DISCOVERY: False, LeaseTask.REPORT: False}
-
-    @property
-    def has_reported(self) -> bool:
-        """Whether its last discovery and report succeeded."""
-        return all(self._succeeded.values())
-
-    def noting(self, events: EventSink) -> EventSink:
-        """Return an event sink that notes what the worker could do, and passes events on."""
-
-        def take(event: Event) -> None:
-            self._note(event)
-            events(event)
-
-        return take
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, BatchCommitted):
-            self.is_useful = True
-        elif isinstance(event, ReadFinished):
-            self.is_useful = self.is_useful or event.succeeded
-        elif isinstance(event, TaskFinished):
-            if event.task is LeaseTask.RENEWAL:
-                self.is_useful = self.is_useful or event.leases > 0
-            else:
-                self._succeeded[event.task] = event.succeeded
-        elif isinstance(event, AwsTrouble):
-            self.last_error = event.error
-
-
 _STEPS: Final = {
     ConsumerState.BLOCKED: StallStep.WAITING_FOR_PARENT,
     ConsumerState.STARTING: StallStep.STARTING,
@@ -227,19 +127,44 @@ _STEPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Shard:
-    """What a look finds of a held lease.
+    """A held lease, as looks find it.
 
     Attributes:
         held: The lease.
+        gained_at: `Held.renewed_at` at the first look. A worker that writes no row can gain a lease
+            again and again, which is no renewal.
+        moved_at: When the shard last moved. The first look is the first movement.
+        told_at: When it was last reported as stalled.
         consumer: Its consumer. None: there is none yet.
         reading: The read state of its shard. None: it is not read.
     """
 
     held: Held
-    consumer: ShardConsumer | None
-    reading: ReadState | None
+    gained_at: float
+    moved_at: float
+    told_at: float = -math.inf
+    consumer: ShardConsumer | None = None
+    reading: ReadState | None = None
+
+    def look(self, consumer: ShardConsumer | None, reading: ReadState | None) -> None:
+        """Note what a look finds. `consumer` may be of an earlier incarnation of the lease."""
+        self.consumer = consumer if consumer is not None and consumer.held is self.held else None
+        self.reading = reading
+        if self.consumer is not None:
+            self.moved_at = max(self.moved_at, self.consumer.last_moved(reading))
+
+    def used_at(self) -> float:
+        """Return when the worker last read the shard, renewed the lease, or committed a batch."""
+        times = [-math.inf]
+        if self.held.renewed_at > self.gained_at:
+            times.append(self.held.renewed_at)
+        if self.reading is not None and self.reading.read_at is not None:
+            times.append(self.reading.read_at)
+        if self.consumer is not None and self.consumer.state is not ConsumerState.BLOCKED:
+            times.append(self.consumer.moved_at)
+        return max(times)
 
     def is_behind(self, since: float) -> bool:
         """Return whether there may be records that are not committed.
@@ -273,27 +198,11 @@ class _Shard:
         return StallStep.READING, consumer.error or (None if reading is None else reading.error)
 
 
-class _Reports:
-    """When what lasts was reported: first after its limit, and again whenever that has passed."""
+class Ending(NamedTuple):
+    """Why the watchdog ends a worker: `HUNG` or `USELESS`, and a sentence."""
 
-    def __init__(self, limit_seconds: float) -> None:
-        self.limit_seconds = limit_seconds
-        self._reported: dict[object, float] = {}
-        """For how long it had lasted at its last report."""
-
-    def is_due(self, key: object, seconds: float) -> bool:
-        """Return whether something that has lasted for this time must be reported now."""
-        before = self._reported.get(key, 0.0)
-        if seconds < before:  # It has ended, and begun again.
-            before = 0.0
-        # Not multiples of the limit: after a pause of the process (SIGSTOP) the next may be near.
-        is_due = seconds - before >= self.limit_seconds
-        self._reported[key] = seconds if is_due else before
-        return is_due
-
-    def keep(self, keys: Collection[object]) -> None:
-        """Forget all but these."""
-        self._reported = {key: self._reported[key] for key in keys if key in self._reported}
+    reason: StopReason
+    sentence: str
 
 
 class Watchdog:
@@ -305,10 +214,10 @@ class Watchdog:
 
     - *Stalled*: a held lease that has not moved for `worker.shard_stalled_after_millis`.
     - *Hung*: the processing thread is in one step for `worker.hung_after_millis`, while records
-      wait. After `worker.stop_hung_after_millis` the worker is given up.
+      wait. After `worker.stop_hung_after_millis` the worker ends.
     - *Useless*: the worker could neither read, renew nor commit for `worker.useless_after_millis`.
-      A worker without leases is as it should be while it finds out that it has none, and writes
-      its row.
+      It ends. A worker without leases is as it should be while it finds out that it has none, and
+      writes its row.
 
     The first two are reported again whenever their time has passed again.
 
@@ -318,7 +227,6 @@ class Watchdog:
         lifecycle: The consumers of the leases.
         source: Reports the read state of each shard.
         activity: What the processing thread does.
-        successes: What the worker could do.
         stop: Is set when the worker is useless, so that steps that repeat their calls end.
         calls: Returns the running calls of record processors, the longest first. One that runs for
             `hung_after_millis` is reported as a step that hangs, although the other shards go on.
@@ -326,9 +234,7 @@ class Watchdog:
     Attributes:
         stalled: Stalled leases at the last look, those that stand still longest first.
         hung: The state at the last look. None: the worker is not hung.
-        over: Set when the processing thread is given up. None: nobody waits for that.
-        gave_up: Whether it was given up.
-        is_useless: Whether the worker is useless.
+        ending: Why the worker must end. None: it goes on.
     """
 
     def __init__(
@@ -338,78 +244,67 @@ class Watchdog:
         lifecycle: Lifecycle,
         source: BatchSource,
         activity: Activity,
-        successes: Successes,
         stop: StopSignal,
         calls: Callable[[], Sequence[RunningCall]] = tuple,
     ) -> None:
-        self._dependencies = dependencies
+        self._clock = dependencies.clock
+        self._events = dependencies.events
+        self._worker_id = dependencies.worker_id
         self._leases = leases
         self._lifecycle = lifecycle
         self._source = source
         self._activity = activity
-        self._successes = successes
         self._stop = stop
         self._calls = calls
         settings = dependencies.settings.worker
-        # By lease key: the lease that was held, and when it last moved
-        self._moved: dict[str, tuple[Held, float]] = {}
-        self._stalls = _Reports(settings.shard_stalled_after_millis / 1000)
-        self.stalled: tuple[StalledLease, ...] = ()
-        self._hangs = _Reports(settings.hung_after_millis / 1000)
-        self._step = Lasting(self._hangs.limit_seconds)
-        self._doing: Doing | None = None
+        self._stalled_seconds = settings.shard_stalled_after_millis / 1000
+        self._hung_seconds = settings.hung_after_millis / 1000
         stop_millis = settings.stop_hung_after_millis
         self._stop_seconds = math.inf if stop_millis is None else stop_millis / 1000
-        self.hung: HungState | None = None
-        self.over: StopSignal | None = None
-        self.gave_up = False
         self._useless_seconds = settings.useless_after_millis / 1000
+        self._shards: dict[Held, _Shard] = {}
+        self.stalled: tuple[StalledLease, ...] = ()
+        self._doing: Doing | None = None
+        self._step = Lasting(self._hung_seconds)
+        self._told_seconds = 0.0
+        """For how long the step had lasted when it was last reported."""
+        self.hung: HungState | None = None
+        self._used_at = -math.inf
         self._useless = Lasting(self._useless_seconds)
-        self._has_looked = False
-        self._read_at = -math.inf
-        self.is_useless = False
+        self.ending: Ending | None = None
 
-    def look(self, *, must_be_useful: bool) -> None:
+    def look(self, errors: Mapping[LeaseTask, str | None] | None) -> None:
         """Look once.
 
         Args:
-            must_be_useful: Whether the worker does all of its tasks, so that it may be useless.
+            errors: The errors of the last discovery and report; None for one that has succeeded,
+                "" for one that has not ended yet. None instead of all: the worker has neither, and
+                cannot be useless.
         """
-        now, consumers = self._dependencies.clock.monotonic(), dict(self._lifecycle.consumers)
-        held_leases = self._leases.held()
-        shards: list[_Shard] = []
-        for held in held_leases:
-            consumer = consumers.get(held.lease_key)
-            if consumer is not None and consumer.held is not held:
-                consumer = None  # of an earlier incarnation
-            shards.append(_Shard(held, consumer, self._source.state_of(held.lease_key)))
-        unfinished = [shard for shard in shards if not shard.held.lease.ended]
+        now, consumers, before = self._clock.monotonic(), self._lifecycle.consumers, self._shards
+        self._shards = {
+            held: before.get(held) or _Shard(held, held.renewed_at, moved_at=now)
+            for held in self._leases.held()
+        }
+        for held, shard in self._shards.items():
+            shard.look(consumers.get(held.lease_key), self._source.state_of(held.lease_key))
+        unfinished = [one for one in self._shards.values() if not one.held.lease.ended]
         self._look_for_stalls(unfinished, now)
         self._look_for_hang(unfinished, now)
-        if must_be_useful:
-            self._look_for_use(shards, now)
+        if errors is not None:
+            self._look_for_use(errors, now)
 
     def _look_for_stalls(self, shards: Sequence[_Shard], now: float) -> None:
-        before, self._moved = self._moved, {}
         stalled: list[StalledLease] = []
         for shard in shards:
-            held, key, consumer = shard.held, shard.held.lease_key, shard.consumer
-            known = before.get(key)
-            moved_at = known[1] if known is not None and known[0] is held else now
-            if consumer is not None:
-                moved_at = max(moved_at, consumer.last_moved(shard.reading))
-            self._moved[key] = held, moved_at
-            seconds = now - moved_at
-            is_due = self._stalls.is_due(key, seconds)
-            if seconds < self._stalls.limit_seconds:
+            held, seconds = shard.held, now - shard.moved_at
+            if seconds < self._stalled_seconds:
                 continue
             step, error = shard.step(is_known=self._lifecycle.reads_stream_of(held.lease))
-            stalled.append(StalledLease(key, step, seconds, error))
-            if is_due:
-                self._dependencies.events(
-                    ShardStalled(self._dependencies.worker_id, key, step, seconds, error)
-                )
-        self._stalls.keep(self._moved)
+            stalled.append(StalledLease(held.lease_key, step, seconds, error))
+            if now - shard.told_at >= self._stalled_seconds:
+                shard.told_at = now
+                self._events(ShardStalled(self._worker_id, held.lease_key, step, seconds, error))
         self.stalled = tuple(sorted(stalled, key=lambda lease: (-lease.seconds, lease.lease_key)))
 
     def _look_for_hang(self, shards: Sequence[_Shard], now: float) -> None:
@@ -418,60 +313,91 @@ class Watchdog:
         if is_call:
             doing = Doing(HangStep.COMMITTING, calls[0].since, calls[0].thread, is_users=True)
         if self._doing != doing:
-            self._doing = doing
+            self._doing, self._told_seconds = doing, 0.0
             self._step.begin(doing.since)
-        seconds, limit_seconds = self._step.count(now), self._hangs.limit_seconds
+        seconds = self._step.count(now)
         waiting: Collection[str] = ()
         if is_call:
-            waiting = {c.lease_key for c in calls if now - c.since >= limit_seconds}
-        elif seconds >= limit_seconds:
+            waiting = {c.lease_key for c in calls if now - c.since >= self._hung_seconds}
+        elif seconds >= self._hung_seconds:
             waiting = [s.held.lease_key for s in shards if s.is_behind(doing.since)]
-        if doing.step is None or seconds < limit_seconds or not waiting:
+        if doing.step is None or seconds < self._hung_seconds or not waiting:
             if self.hung is not None:
-                self._dependencies.events(WorkerResumed(self._dependencies.worker_id))
-            self.hung = None
-            self._hangs.keep(())
+                self._events(WorkerResumed(self._worker_id))
+            self.hung, self._told_seconds = None, 0.0
             return
         self.hung = HungState(doing.step.value, seconds, len(waiting))
-        if self._hangs.is_due(doing, seconds):
+        # Not at multiples of the time: after a pause of the process the next one may be near.
+        if seconds - self._told_seconds >= self._hung_seconds:
+            self._told_seconds, stacks = seconds, thread_stacks(doing.thread)
             keys = tuple(sorted(waiting))
-            stacks = thread_stacks(doing.thread)
-            self._dependencies.events(
-                WorkerHung(self._dependencies.worker_id, doing.step, seconds, keys, stacks)
+            self._events(WorkerHung(self._worker_id, doing.step, seconds, keys, stacks))
+        if seconds >= self._stop_seconds and self.ending is None:
+            sentence = (
+                f"the worker was hung in step {doing.step} for {seconds:.0f} s "
+                "(worker.stop_hung_after_millis); its leases are released, and no record is lost"
             )
-        if self.over is not None and seconds >= self._stop_seconds:
-            self.gave_up = True
-            self.over.set()
+            self.ending = Ending(StopReason.HUNG, sentence)
 
-    def hung_sentence(self) -> str:
-        """Return why a worker that was given up has ended."""
-        step, seconds = (
-            ("unknown", 0.0) if self.hung is None else (self.hung.step, self.hung.seconds)
-        )
-        return (
-            f"the worker was hung in step {step} for {seconds:.0f} s "
-            "(worker.stop_hung_after_millis); its leases are released, and no record is lost"
-        )
-
-    def _look_for_use(self, shards: Sequence[_Shard], now: float) -> None:
-        times = [shard.reading.read_at for shard in shards if shard.reading is not None]
-        read_at = max((at for at in times if at is not None), default=-math.inf)
-        is_idle = not shards and self._successes.has_reported
-        is_useful = self._successes.is_useful or is_idle or read_at > self._read_at
-        if is_useful or not self._has_looked:
+    def _look_for_use(self, errors: Mapping[LeaseTask, str | None], now: float) -> None:
+        shards = self._shards.values()
+        used_at = max((0.0, *(shard.used_at() for shard in shards)))
+        is_idle = not shards and all(error is None for error in errors.values())
+        if used_at > self._used_at or is_idle:  # also at the first look
             self._useless.begin(now)
-        seconds = self._useless.count(now)
-        self._read_at = max(read_at, self._read_at)
-        self._successes.is_useful, self._has_looked = False, True
-        if seconds >= self._useless_seconds and not self.is_useless:
-            self.is_useless = True
-            self._stop.set()
-
-    def useless_sentence(self) -> str:
-        """Return why the worker has ended."""
-        error = self._successes.last_error
-        text = (
-            f"the worker could neither read, renew nor commit for {self._useless.seconds:.0f} s "
+        self._used_at, seconds = max(used_at, self._used_at), self._useless.count(now)
+        if seconds < self._useless_seconds or self.ending is not None:
+            return
+        sentence = (
+            f"the worker could neither read, renew nor commit for {seconds:.0f} s "
             "(worker.useless_after_millis)"
         )
-        return f"{text}; the last error is: {error}" if error else text
+        last_errors = [*errors.values(), *(shard.step(is_known=True)[1] for shard in shards)]
+        if any(last_errors):
+            sentence += f"; the last error is: {next(filter(None, last_errors))}"
+        self.ending = Ending(StopReason.USELESS, sentence)
+        self._stop.set()
+
+
+MAX_CHARACTERS: Final = 20_000
+MAX_FRAMES: Final = 40
+_THREAD: Final = re.compile(r"[Tt]hread 0x([0-9a-f]+) ")
+_CALL: Final = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
+
+
+def thread_stacks(first: int) -> str:
+    """Return the calls of all threads, of each the newest call first.
+
+    The text has names of files and functions and line numbers. It has no source lines and no
+    values of variables, because they may contain records or secrets. At most 100 threads (the limit
+    of `faulthandler`), `MAX_FRAMES` calls of each, and `MAX_CHARACTERS` characters are returned. If
+    no temporary file can be written, the text says why.
+
+    The frames of `sys._current_frames` are not used: while Python code walks them, their threads go
+    on, and the process ends with a segmentation fault (CPython 3.11.7). `faulthandler` walks all of
+    them before another thread runs. It writes to a file descriptor only.
+
+    Args:
+        first: Identifier of the thread that comes first.
+    """
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            dump = file.read().decode("ascii", "backslashreplace")
+    except OSError as error:
+        return f"(the calls of the threads are not known: {printable(str(error))})"
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks: list[tuple[bool, str, str]] = []
+    # The dump has for each thread a line with its identifier, and a line for each call.
+    _, *threads = _THREAD.split(dump)
+    for ident, calls in zip(threads[::2], threads[1::2], strict=True):
+        name = names.get(int(ident, 16), ident)
+        lines = [
+            f"  {printable(file)}:{line} {printable(function)}"
+            for file, line, function in _CALL.findall(calls)[:MAX_FRAMES]
+        ]
+        text = "\n".join((f"thread {printable(name)}:", *lines))
+        stacks.append((int(ident, 16) != first, name, text))
+    text, cut = "\n".join(text for _, _, text in sorted(stacks)), "\n... (cut)"
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - len(cut)] + cut

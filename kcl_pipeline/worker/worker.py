@@ -87,7 +87,7 @@ from kcl_pipeline.worker.stopping.leaving import (
 )
 from kcl_pipeline.worker.stopping.processing import Processing
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
-from kcl_pipeline.worker.watchdog import Activity, Successes, Watchdog, WatchedWriter
+from kcl_pipeline.worker.watchdog import Activity, Watchdog, WatchedWriter
 from kcl_pipeline.worker_status import WorkerStatus
 
 JOIN_SECONDS: Final = 0.5
@@ -114,11 +114,10 @@ class Worker:
         self._activity = Activity(dependencies.clock, _users_steps(dependencies))
         settings, clock = dependencies.settings, dependencies.clock
         self._stop = CurrentStop(clock.signal())
-        successes = Successes()
-        events = successes.noting(dependencies.events)
         dependencies = replace(
-            dependencies, events=events, writer=WatchedWriter(dependencies.writer, self._activity)
+            dependencies, writer=WatchedWriter(dependencies.writer, self._activity)
         )
+        events = dependencies.events
         self._dependencies = dependencies
         self._application = dependencies.application
         self._streams = LeaseStreams(settings)
@@ -182,11 +181,10 @@ class Worker:
             self.lifecycle,
             self.source,
             self._activity,
-            successes,
             self._stop,
             sink.running if isinstance(sink, ProcessorCalls) else tuple,
         )
-        self._processing = Processing(dependencies, self._activity, self.watchdog, self._ending)
+        self._processing = Processing(dependencies, self._activity, self._ending)
         self.stats, self._lag = WorkerStats(dependencies, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
@@ -388,8 +386,6 @@ class Worker:
                 return StopReason.APPLICATION_PAUSED if is_pause else StopReason.DRAIN_REQUESTED
             if not self.process_tick():
                 self.source.wait(self._stop, self._dependencies.idle_seconds)
-            if self.watchdog.gave_up:
-                return StopReason.HUNG
             if on_progress is not None:
                 told = self._report_progress(on_progress, progress_seconds, told)
             if drain is not None and drain.done():
@@ -411,8 +407,8 @@ class Worker:
         """Return why the worker must end, even in the middle of a batch. None: it goes on."""
         if self.reporter.taken is not None:
             return StopReason.ID_TAKEN
-        if self.watchdog.is_useless:
-            return StopReason.USELESS
+        if self.watchdog.ending is not None:
+            return self.watchdog.ending.reason
         return StopReason.STOPPED if self._stop.is_set() else None
 
     def drain_watch(self) -> DrainWatch:
@@ -439,10 +435,9 @@ class Worker:
         pauses, was_asked = self._runner.pauses, reason is StopReason.DRAIN_REQUESTED
         paused = pauses.at_the_end() if was_asked else pauses.current()
         status = self.status(paused)
-        if reason is StopReason.HUNG:
-            return WorkerSummary(self.worker_id, reason, status, self.watchdog.hung_sentence())
-        if reason is StopReason.USELESS:
-            return WorkerSummary(self.worker_id, reason, status, self.watchdog.useless_sentence())
+        ending = self.watchdog.ending
+        if ending is not None and ending.reason is reason:
+            return WorkerSummary(self.worker_id, reason, status, ending.sentence)
         if self.reporter.taken is not None:
             taken = StopReason.ID_TAKEN
             return WorkerSummary(self.worker_id, taken, status, self._taken_sentence())
@@ -621,6 +616,7 @@ class LeaseLoop:
         self._source = source
         self._calls = calls
         self._sweep: _Sweep | None = None
+        self._errors: dict[LeaseTask, str | None] = {LeaseTask.DISCOVERY: "", LeaseTask.REPORT: ""}
         self._late: dict[str, Callable[[], object]] = {}
         """Renewals and forced handoffs that were due while a call for the lease was in flight."""
         self._stop = stop
@@ -662,7 +658,7 @@ class LeaseLoop:
             start = partial(self._start_renewal, self._sweep)
             self._sweep.calls = self._leases.renew_all(start=start)
             self._report_sweep(is_over=False)
-            self._watchdog.look(must_be_useful=not is_2x)
+            self._watchdog.look(None if is_2x else self._errors)
             self._dependencies.events(StatusMeasured(self._dependencies.worker_id, self._status()))
         if self._seconds_until_discovery() <= 0:
             self._discovered_at = self._dependencies.clock.monotonic()
@@ -756,14 +752,16 @@ class LeaseLoop:
             step: Runs it; returns the number of leases that it renewed or found.
         """
         began = self._dependencies.clock.monotonic()
-        leases, succeeded = 0, False
+        leases = 0
         try:
-            leases, succeeded = step(), True
+            leases, self._errors[task] = step(), None
         except AwsError as error:
+            self._errors[task] = str(error)
             self._dependencies.events(AwsTrouble(what, str(error)))
             if isinstance(error, NotFoundError):
                 self._no_table()
         millis = (self._dependencies.clock.monotonic() - began) * 1000
+        succeeded = self._errors[task] is None
         self._dependencies.events(
             TaskFinished(self._dependencies.worker_id, task, millis, leases, succeeded)
         )

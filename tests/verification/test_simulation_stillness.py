@@ -137,6 +137,6 @@ def test_a_fleet_whose_transform_hangs_reports_it(hanging_transform, seed):
 def test_a_fleet_whose_transform_hangs_fails_when_it_reports_nothing(
     hanging_transform, monkeypatch, seed
 ):
-    monkeypatch.setattr(Watchdog, "look", lambda _watch, **_: None)
+    monkeypatch.setattr(Watchdog, "look", lambda _watch, _errors: None)
     (violation,) = simulate(seed, CALM).violations
     assert violation.startswith("L7: ")

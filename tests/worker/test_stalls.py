@@ -135,7 +135,7 @@ def test_after_a_pause_of_the_process_a_stall_is_repeated_after_its_time_only():
     def look_for(seconds):
         for _ in range(seconds):
             world.run(1)
-            world.worker.watchdog.look(must_be_useful=False)
+            world.worker.watchdog.look(None)
 
     world.kinesis.get_records = failing
     look_for(1)

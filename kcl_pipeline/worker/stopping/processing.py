@@ -11,7 +11,7 @@ from kcl_pipeline.events import AwsTrouble, BatchAbandoned, DefectFound, HangSte
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.summary import StopReason
-from kcl_pipeline.worker.watchdog import Activity, Doing, Watchdog
+from kcl_pipeline.worker.watchdog import Activity, Doing
 
 STEP_SECONDS: Final = 2.5
 """How long a stop waits for a step that runs no code of the user: a call to AWS or to the store.
@@ -33,8 +33,8 @@ class Processing:
         dependencies: The dependencies of the worker. Without `parallel`, and without
             `worker.stop_hung_after_millis`, the loop runs on the calling thread.
         activity: What the processing thread does.
-        watchdog: Ends a worker that is hung.
         ending: Returns why the worker must end, also in the middle of a batch. None: it goes on.
+            A thread that is hung is not waited for.
 
     Attributes:
         is_abandoned: Whether the thread was left alone.
@@ -44,19 +44,17 @@ class Processing:
         self,
         dependencies: WorkerDependencies,
         activity: Activity,
-        watchdog: Watchdog,
         ending: Callable[[], StopReason | None],
     ) -> None:
         self._dependencies = dependencies
         self._clock = dependencies.clock
         self._activity = activity
-        self._watchdog = watchdog
         self._ending = ending
         self._timeout_seconds = dependencies.settings.worker.stop_timeout_millis / 1000
         self.is_abandoned = False
 
     def run(self, loop: Callable[[], StopReason]) -> StopReason:
-        """Return the reason of the loop; HUNG, or the reason of the stop, if it is abandoned.
+        """Return the reason of the loop, or of its end if it is abandoned.
 
         Raises:
             BaseException: The error of the loop.
@@ -78,23 +76,24 @@ class Processing:
                     self._dependencies.events(kind(what, described(error, what)))
             over.set()
 
-        self._watchdog.over = over
         self._dependencies.spawn("processing", process)
         reason = self._wait(over)
-        if not outcome:
+        if reason is not None and not outcome:
             self.is_abandoned = True
             return reason
         if isinstance(outcome[0], BaseException):
             raise outcome[0]
         return outcome[0]
 
-    def _wait(self, over: StopSignal) -> StopReason:
-        """Wait until the loop has ended or is not waited for any longer; return the reason then."""
+    def _wait(self, over: StopSignal) -> StopReason | None:
+        """Wait for the end of the loop; return why it is not waited for any longer."""
         began: float | None = None
         while not over.wait(LOOK_SECONDS):
             reason = self._ending()
             if reason is None:
                 continue
+            if reason is StopReason.HUNG:  # It was waited for as long as the settings say.
+                return reason
             now = self._clock.monotonic()
             began = now if began is None else began
             doing = self._activity.now
@@ -104,7 +103,7 @@ class Processing:
                     BatchAbandoned(self._dependencies.worker_id, step, now - doing.since)
                 )
                 return reason
-        return StopReason.HUNG
+        return None
 
     def _left_seconds(self, doing: Doing, began: float, now: float) -> float:
         left = began + self._timeout_seconds - now
