@@ -62,11 +62,8 @@ from kcl_pipeline.sinks.sink import FileKeepingSink, Positions, Sink
 from kcl_pipeline.text import counted, printable
 from kcl_pipeline.threads import RetryPolicy, StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.batch_runner import WriteSteps
-from kcl_pipeline.worker.failures import (
-    FailureLimits,
-    IsolationStoppedError,
-    dead_letters,
-)
+from kcl_pipeline.worker.failures import FailureLimits, dead_letters
+from kcl_pipeline.worker.isolation import IsolationStoppedError
 from kcl_pipeline.worker.summary import StopReason
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ from typing import Final
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import (
-    BrokenTransformError,
     CommitStoppedError,
-    ResultMismatchError,
     SinkError,
     TableMismatchError,
     TransformFailedError,
@@ -24,22 +22,22 @@ from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.failures import (
-    FailureIsolation,
     FailureLimits,
-    IsolationStoppedError,
-    Pause,
     PausedShards,
+    all_failed,
     only,
     positions_of,
     rejected_records,
     without,
     write_dead_letters,
 )
+from kcl_pipeline.worker.isolation import FailureIsolation, IsolationStoppedError, Pause
 from kcl_pipeline.worker.sources import BatchSource
 from kcl_pipeline.worker.status import LagTracker, WorkerStats
 from kcl_pipeline.worker.watchdog import Activity
 
 MAX_SINK_FAILURES: Final = 20
+_NOT_TOGETHER: Final = "the transform takes these records one by one, but not together: "
 
 
 class _FailedAgainError(Exception):
@@ -376,8 +374,9 @@ class WriteSteps:
         stop: Callable[[], bool],
     ) -> None:
         self._writer = writer
+        self._limits = limits
         self._load = load
-        self._failures = FailureIsolation(writer, limits, rng, stop)
+        self._isolation = FailureIsolation(writer, limits, rng, stop)
 
     def run(self, batch: Batch, pause: Pause) -> Iterator[Batch]:
         """Write the batch; yield its parts. A lease is in one part. Without failures, one part.
@@ -393,26 +392,44 @@ class WriteSteps:
         # 1. Load, unless executors have written the batch and rejected no record.
         if not batch.loaded and (batch.written is None or batch.written.rejected is not None):
             batch = self._load(batch)
-        # 2. Write, unless executors did. If they failed, this process may not.
-        mismatch: ResultMismatchError | None = None
-        if batch.written is None:
-            try:
-                written = self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
+        yield from self._write_parts(batch, pause)
+
+    def _write_parts(
+        self, batch: Batch, pause: Pause, *, fails_together: bool = False
+    ) -> Iterator[Batch]:
+        """Write a batch, or parts of it.
+
+        Args:
+            batch: A loaded batch, or one that executors have written.
+            pause: Pauses the leases that are in no part.
+            fails_together: Whether it was isolated, and no lease and no record of it fails alone.
+        """
+        try:
+            # 2. Write, unless executors did. If they failed, this process may not.
+            if batch.written is None:
+                has_records = batch.records.num_rows > 0
+                written = self._writer.write(batch) if has_records else NOTHING_WRITTEN
                 batch = replace(batch, written=written)
-            except BrokenTransformError as error:
-                pause(dict.fromkeys(batch.lease_keys, str(error)))
-                return
-            except ResultMismatchError as error:
-                mismatch = error
-            except TransformFailedError:
-                pass  # Step 3 finds the records.
-        # 3. Isolate failures.
-        if batch.written is None:
-            yield from self._failures.isolate_failures(batch, pause, mismatch)
-        elif batch.written.rejected is None:
-            yield batch
-        elif (judged := self._failures.judge(batch, pause)) is not None:
-            yield judged
+            failed = all_failed(batch)
+        except TransformFailedError as error:
+            # 3. Isolate failures.
+            if not fails_together:
+                for part in self._isolation.isolate_failures(batch, error, pause):
+                    yield from self._write_parts(part, pause, fails_together=part is batch)
+            elif len(batch.ranges) == 1:
+                pause({batch.ranges[0].lease_key: f"{_NOT_TOGETHER}{error}"})
+            else:
+                for key in batch.lease_keys:
+                    yield from self._write_parts(only(batch, [key]), pause)
+            return
+        over = self._limits.exceeded(batch, failed)
+        if not over:
+            yield replace(batch, failed=failed)
+            return
+        pause(over)
+        rest = without(batch, over)
+        if rest.ranges:
+            yield from self._write_parts(rest, pause)
 
 
 class LandStep:

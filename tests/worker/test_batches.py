@@ -14,7 +14,7 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import LeaseStreams
-from kcl_pipeline.worker.failures import records_of, without
+from kcl_pipeline.worker.failures import only, without
 from kcl_pipeline.worker.sources import joined
 
 SETTINGS = ConsumerSettings(application_name="app", streams=("orders", "clicks"))
@@ -85,7 +85,7 @@ def test_streams_of_one_name_in_two_accounts_are_told_apart():
         Chunk(one.lease_key, rows, TRIM_HORIZON, Position("3"), 0)
         for one, rows in zip(leases, tables, strict=True)
     )
-    found = [records_of(Batch("b", ranges, records), [lease.lease_key]) for lease in leases]
+    found = [only(Batch("b", ranges, records), [lease.lease_key]).records for lease in leases]
     assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
     rest = without(Batch("b", ranges, records), [leases[0].lease_key])
     assert rest.records["sequence_number"].to_pylist() == ["3"]
@@ -111,7 +111,7 @@ def test_rows_of_a_former_stream_are_not_those_of_the_one_that_has_its_name_now(
     former, now = (f"1:orders:{epoch}:s1" for epoch in (5, 9))
     chunks = [chunk(key, TRIM_HORIZON, numbers) for key, numbers in ((former, [1, 2]), (now, [7]))]
     batch = joined("b", chunks, {former: TRIM_HORIZON, now: TRIM_HORIZON})
-    assert records_of(batch, [now])["sequence_number"].to_pylist() == ["7"]
+    assert only(batch, [now]).records["sequence_number"].to_pylist() == ["7"]
     rest = without(batch, [former])
     assert rest.records["sequence_number"].to_pylist() == ["7"]
     assert without(rest, [now]).records.num_rows == 0
@@ -150,7 +150,7 @@ def test_a_batch_whose_rows_are_not_those_of_its_ranges_is_refused():
     part = Chunk(key, both.slice(0, 1), TRIM_HORIZON, Position("2"), 0)
     batch = Batch("b", (part,), both)
     with pytest.raises(ValueError, match="b has 2 rows, not 1"):
-        records_of(batch, [key])
+        without(batch, [key])
 
 
 def test_a_batch_without_some_leases_has_neither_their_ranges_nor_their_records():
@@ -162,4 +162,4 @@ def test_a_batch_without_some_leases_has_neither_their_ranges_nor_their_records(
     rest = without(Batch("b", ranges, both), ["1:orders:5:shard-0"])
     assert rest.ranges == ranges[1:]
     assert rest.records["sequence_number"].to_pylist() == ["2"]
-    assert records_of(rest, []).num_rows == 0
+    assert only(rest, []).records.num_rows == 0

@@ -32,10 +32,10 @@ from kcl_pipeline.worker.failures import (
     FAILED_SCHEMA,
     JUDGED_RECORDS,
     FailureLimits,
-    IsolationStoppedError,
     dead_letters,
     rejected_records,
 )
+from kcl_pipeline.worker.isolation import IsolationStoppedError
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GOOD, BAD = b"ok", b"bad"
