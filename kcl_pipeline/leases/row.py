@@ -329,18 +329,20 @@ class Attribute:
         read: Returns the value. None: it is absent, or of another type. Raises `ValueError` outside
             of its limits.
         write: Returns the attributes of a value that is not None. An empty set has none.
+        is_alone: Only the attribute `name` is read, so a row without it has no value.
     """
 
     name: str
     read: Callable[[Item], Any]
     write: Callable[[Any], Item]
+    is_alone: bool = True
 
 
 def a_name(name: str, most_bytes: int = MAX_NAME_CHARACTERS) -> Attribute:
     """Return an S attribute with a name; see `name_of`."""
     return Attribute(
         name,
-        lambda item: name_of(item, name, most_bytes) if name in item else None,
+        lambda item: name_of(item, name, most_bytes),
         lambda value: {name: string(value)},
     )
 
@@ -349,7 +351,7 @@ def a_whole(name: str, most: int = MAX_LONG) -> Attribute:
     """Return an N attribute with a whole number; see `int_of`."""
     return Attribute(
         name,
-        lambda item: int_of(item, name, most=most) if name in item else None,
+        lambda item: int_of(item, name, most=most),
         lambda value: {name: number(value)},
     )
 
@@ -406,15 +408,13 @@ class RowCodec(Generic[_T]):
     def __init__(self, kind: type[_T]) -> None:
         self._kind = kind
         self._attributes: dict[str, Attribute] = {}
-        self._readers: list[tuple[str, Callable[[Item], Any], str | None]] = []
+        self._readers: list[tuple[str, Attribute, bool]] = []
         for name, hint in get_type_hints(kind, include_extras=True).items():
             metadata = getattr(hint, "__metadata__", ())
             for one in metadata:
                 if isinstance(one, Attribute):
                     self._attributes[name] = one
-                    self._readers.append(
-                        (name, one.read, one.name if REQUIRED in metadata else None)
-                    )
+                    self._readers.append((name, one, REQUIRED in metadata))
 
     def read(self, item: Item, **values: Any) -> _T:
         """Return the values of a row.
@@ -426,12 +426,14 @@ class RowCodec(Generic[_T]):
         Raises:
             ValueError: An attribute is missing, or outside of its limits. Use in `readable`.
         """
-        for name, read, required_name in self._readers:
-            value = read(item)
+        for name, attribute, is_required in self._readers:
+            if attribute.is_alone and not is_required and attribute.name not in item:
+                continue  # most rows have few of the attributes
+            value = attribute.read(item)
             if value is not None:
                 values[name] = value
-            elif required_name is not None:
-                required(value, required_name)
+            elif is_required:
+                required(value, attribute.name)
         return self._kind(**values)
 
     def write(self, row: _T, *names: str) -> Item:
@@ -578,8 +580,12 @@ def _write_mark(mark: Position) -> Item:
 
 
 _KEY: Final = Attribute(LEASE_KEY, _read_key, lambda key: {LEASE_KEY: string(key)})
-_STREAM: Final = Attribute(STREAM, _read_stream, lambda stream: {STREAM: string(stream)})
-_HASH_RANGE: Final = Attribute(STARTING_HASH_KEY, _read_hash_range, _write_hash_range)
+_STREAM: Final = Attribute(
+    STREAM, _read_stream, lambda stream: {STREAM: string(stream)}, is_alone=False
+)
+_HASH_RANGE: Final = Attribute(
+    STARTING_HASH_KEY, _read_hash_range, _write_hash_range, is_alone=False
+)
 _MARK: Final = Attribute(TABLE, _read_mark, _write_mark)
 _KBPS: Final = Attribute(
     THROUGHPUT,

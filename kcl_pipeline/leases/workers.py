@@ -275,6 +275,9 @@ class WorkerMetricsTable:
         self._store = store
         self._support_code = support_code
         self._verify_layout = verify_layout
+        self._decode: Callable[[Item], WorkerMetrics] = partial(
+            worker_from_item, key_name=store.key_name
+        )
 
     @property
     def name(self) -> str:
@@ -316,7 +319,7 @@ class WorkerMetricsTable:
         if outcome.item is None:
             return row
         try:
-            stored = worker_from_item(outcome.item, self._store.key_name)
+            stored = self._decode(outcome.item)
         except UnreadableRowError:
             # This worker has not written the attributes that make its row unreadable
             foreign = tuple(name for name in OPTIONAL_ATTRIBUTES if name not in attributes)
@@ -390,8 +393,7 @@ class WorkerMetricsTable:
             return BadRow(self.name, text_of(item, key_name) or "", reason, heartbeat_of(item))
 
         items = filter(is_worker, self._store.scan())
-        read = partial(worker_from_item, key_name=key_name)
-        return WorkerListing(*read_rows(items, read, bad))
+        return WorkerListing(*read_rows(items, self._decode, bad))
 
     def request_drain(self, worker_id: str, *, for_pause: bool = False) -> bool:
         """Request a worker to stop. False if it has no row.

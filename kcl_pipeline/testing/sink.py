@@ -193,7 +193,7 @@ class MemoryLog:
         if table.version < 0:
             return None
         changed = len(table.log[-1].positions)
-        form = "" if table.schema is None else str(table.schema)
+        form = "" if table.schema is None else _shown(table.schema)
         return MemoryHead(table.version, table.id, dict(table.positions), form, changed)
 
     peek = read
@@ -306,6 +306,11 @@ class InMemorySink(TableSink):
 
     def _pass_time(self) -> None:
         self._time.sleep(self._latency)
+
+
+@lru_cache(maxsize=100)
+def _shown(schema: pa.Schema) -> str:
+    return str(schema)
 
 
 @lru_cache(maxsize=100)

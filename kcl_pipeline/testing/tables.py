@@ -7,7 +7,8 @@ simulation use them. `row_store` describes hooks and lags.
 from __future__ import annotations
 
 import copy
-from typing import Any, Final, Self
+from collections.abc import Callable
+from typing import Any, Final, Generic, Self, TypeVar
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.coordinator import CoordinatorStateTable
@@ -18,27 +19,29 @@ from kcl_pipeline.leases.writes import LeaseTable
 from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
 
 _MOST_DECODED: Final = 10_000
+_T = TypeVar("_T")
 
 
-class _Decoded:
-    """Cache of decoded leases by row, because a simulation reads most rows many times.
+class _Decoded(Generic[_T]):
+    """Cache of decoded rows, because a simulation reads most rows many times.
 
     The key is the identity of the row. It stays valid because the cache keeps the row, and rows
     never change.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Item, Lease]] = {}
+    def __init__(self, decode: Callable[[Item], _T]) -> None:
+        self._decode = decode
+        self._known: dict[int, tuple[Item, _T]] = {}
 
-    def __call__(self, item: Item) -> Lease:
+    def __call__(self, item: Item) -> _T:
         known = self._known.get(id(item))
         if known is not None:
             return known[1]
-        lease = lease_from_item(item)
+        row = self._decode(item)
         if len(self._known) >= _MOST_DECODED:
             self._known.clear()
-        self._known[id(item)] = item, lease
-        return lease
+        self._known[id(item)] = item, row
+        return row
 
 
 def create_lease(table: LeaseTable, lease: Lease) -> bool:
@@ -116,7 +119,7 @@ class InMemoryLeaseTable(LeaseTable, _Inspectable):
         store = MemoryStore(name, LEASE_KEY, clock=clock, exists=exists)
         store.index_lag_seconds, store.scan_lag_seconds = index_lag_seconds, scan_lag_seconds
         LeaseTable.__init__(self, store)
-        self._decode = _Decoded()
+        self._decode = _Decoded(lease_from_item)
         _Inspectable.__init__(self, store, before_call, after_call)
 
     def row(self, key: str) -> Lease | None:
@@ -141,6 +144,7 @@ class InMemoryWorkerMetricsTable(WorkerMetricsTable, _Inspectable):
         store = MemoryStore(name, "wid", clock=clock, exists=exists)
         store.scan_lag_seconds = scan_lag_seconds
         WorkerMetricsTable.__init__(self, store)
+        self._decode = _Decoded(self._decode)
         _Inspectable.__init__(self, store, before_call, after_call)
 
 

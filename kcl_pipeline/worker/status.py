@@ -192,7 +192,8 @@ class WorkerStats:
 
     def count(self, **more: int) -> None:
         """Add numbers by their name in `WorkerTotals`."""
-        self._counts.update(more)
+        for name, number in more.items():
+            self._counts[name] += number
 
     def seconds(self) -> float:
         """Return the seconds since the worker started."""

@@ -44,7 +44,18 @@ def _error(error: KinesisError, operation: str) -> errors.AwsError:
     return kind(error.message, code=error.code, operation=operation)
 
 
-_MICROS: Final = pa.timestamp("us", tz="UTC")
+_STORED: Final = pa.struct(
+    [
+        RECORD_SCHEMA.field(name)
+        for name in (
+            "sequence_number",
+            "partition_key",
+            "data",
+            "approximate_arrival_timestamp",
+        )
+    ]
+)
+"""The columns of a page that differ between records."""
 
 
 @lru_cache(maxsize=1_000)
@@ -71,20 +82,23 @@ def records_table(stream_name: str, shard_id: str, page: RecordColumns) -> pa.Ta
     if not rows:
         return NO_RECORDS
     zeros, absent = _constants(rows)
+    micros = [millis * 1000 for millis in page.arrival_millis]
+    stored = zip(page.sequence_numbers, page.partition_keys, page.data, micros, strict=True)
+    # One call for four columns, and a batch before the table: most pages have few records
+    numbers, keys, data, arrivals = pa.array(list(stored), _STORED).flatten()
     columns = {
         "stream": _repeated(stream_name, rows),
         "shard_id": _repeated(shard_id, rows),
-        "sequence_number": pa.array(page.sequence_numbers, pa.string()),
+        "sequence_number": numbers,
         "sub_sequence_number": zeros,
-        "partition_key": pa.array(page.partition_keys, pa.string()),
+        "partition_key": keys,
         "explicit_hash_key": absent,
-        "data": pa.array(page.data, pa.binary()),
-        "approximate_arrival_timestamp": pa.array(
-            [millis * 1000 for millis in page.arrival_millis], _MICROS
-        ),
+        "data": data,
+        "approximate_arrival_timestamp": arrivals,
         "encryption_type": absent,
     }
-    return pa.Table.from_arrays(list(columns.values()), schema=RECORD_SCHEMA)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=RECORD_SCHEMA)
+    return pa.Table.from_batches([batch])
 
 
 class InMemoryKinesis:

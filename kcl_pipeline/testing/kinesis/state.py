@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.testing.kinesis.errors import in_use, invalid_argument, not_found
@@ -133,12 +134,9 @@ class World:
         return stream
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
-
-
 def encode_token(kind: str, *fields: str | int | None) -> str:
     """An opaque token: the fields and a checksum in base64."""
-    body = _ENCODER.encode([kind, *fields]).encode()
+    body = msgspec.json.encode([kind, *fields])
     return base64.b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode()
 
 
@@ -151,5 +149,5 @@ def decode_token(kind: str, token: str, count: int) -> list[Any] | None:
     # 4 is the width of the checksum.
     if len(raw) <= 4 or zlib.crc32(raw[4:]).to_bytes(4, "big") != raw[:4]:  # noqa: PLR2004
         return None
-    kind_found, *parts = json.loads(raw[4:])
+    kind_found, *parts = msgspec.json.decode(raw[4:])
     return parts if kind_found == kind and len(parts) == count else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Final, Literal
 
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
@@ -388,12 +389,23 @@ class LeaseChecks:
 
 def _takes(before: Lease, now: Lease, worker_id: str) -> bool:
     """Whether a worker takes a lease from another one, or one without an owner."""
-    return now == before.with_(
-        owner=worker_id,
-        checkpoint_owner=None,
-        counter=before.counter + 1,
-        owner_switches_since_checkpoint=now.owner_switches_since_checkpoint,
+    return (
+        now.owner == worker_id
+        and now.checkpoint_owner is None
+        and now.counter == before.counter + 1
+        and _kept_when_taken(now) == _kept_when_taken(before)
     )
+
+
+_CHANGED_WHEN_TAKEN: Final = (
+    "owner",
+    "checkpoint_owner",
+    "counter",
+    "owner_switches_since_checkpoint",
+)
+_kept_when_taken: Final = attrgetter(
+    *(one.name for one in fields(Lease) if one.name not in _CHANGED_WHEN_TAKEN)
+)
 
 
 def _name(lease: Lease) -> str:
@@ -402,4 +414,5 @@ def _name(lease: Lease) -> str:
 
 def sibling(lease: Lease, shard_id: str) -> str:
     """The name of the lease of another shard of the same stream."""
-    return lease.with_(lease_key=lease.key_of_sibling(shard_id)).unique_key
+    key, time = lease.key_of_sibling(shard_id), lease.recreated_millis
+    return key if time is None else f"{key}@{time}"

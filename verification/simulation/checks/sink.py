@@ -53,17 +53,24 @@ class Checks(LeaseChecks):
     _numbered_excuses: dict[str, int] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     _trimmed_before: int = 0
+    _named: set[tuple[str, str, str]] = field(default_factory=set)
+    """Leases with the columns that name them: the columns of a record, `stream` and `shard_id`."""
     _ended: set[str] = field(default_factory=set)
     """Shards that have ended in a table that stores positions."""
 
     def lease_of(self, one: str, column: str, shard_id: str) -> str:
         """The name of an event's lease, if the columns of its record name the stream and shard."""
         name = self.ledger.events[one].lease_name
+        if (name, column, shard_id) in self._named:
+            return name
         stream = self.streams.of_name(name)
         if stream is None or stream.lease_name(shard_id) != name:
             return f"{column}:{shard_id}"
+        if stream.has_column(column):
+            self._named.add((name, column, shard_id))
+            return name
         is_alone = column == stream.stream.name and column in self.streams.forgotten
-        return name if stream.has_column(column) or is_alone else f"{column}:{shard_id}"
+        return name if is_alone else f"{column}:{shard_id}"
 
     def name_of_key(self, key: str) -> str:
         """Return the name of the lease of a shard's key in a sink, with or without application."""
@@ -120,7 +127,6 @@ class Checks(LeaseChecks):
             one
             for one in self._waiting
             if self.streams.of_name(self.ledger.events[one].lease_name) is stream
-            and one not in self.committed
         }
 
     def dead_lettered(self, records: pa.Table) -> None:
@@ -193,32 +199,44 @@ class Checks(LeaseChecks):
             for one, key, number, lease_key, sequence_number, sub in _columns(
                 objects[file.path], EVENT_SCHEMA.names
             ):
-                position = Position(sequence_number, sub)
-                self._is_of_its_batch(one, lease_key, position, batched)
-                self._row_landed(one, key, number, lease_key)
-                self._settle(lease_key, position)
+                event = self.ledger.events.get(one)
+                self._is_of_its_batch(one, event, lease_key, sequence_number, sub, batched)
+                event = self._row_landed(one, event, key, number, lease_key)
+                self._settle(lease_key, event.position)
                 if self.scenario.exactly_once:
                     # Without numbers in a log, a successor does not find this; it begins at LATEST
                     # again until there is a checkpoint.
-                    self._first.setdefault(lease_key, position)
+                    self._first.setdefault(lease_key, event.position)
         for lease_key in batched:
             self._parents_ended(lease_key)
 
     def _is_of_its_batch(
-        self, one: str, lease_name: str, position: Position, batched: Collection[str]
+        self,
+        one: str,
+        event: Published | None,
+        lease_name: str,
+        sequence_number: str,
+        sub: int,
+        batched: Collection[str],
     ) -> None:
         """S15: a row has the position of its event, and is committed under its own lease."""
-        event = self.ledger.events.get(one)
-        if event is not None and (event.position != position or event.lease_name not in batched):
+        if event is None:
+            return
+        at = event.position
+        is_there = at.sequence_number == sequence_number and at.sub_sequence_number == sub
+        if not is_there or event.lease_name not in batched:
             raise BrokenInvariantError(
-                f"S15: {one} of {event.lease_name} at {event.position} was committed as {position} "
-                f"of {lease_name} under {sorted(batched)}"
+                f"S15: {one} of {event.lease_name} at {at} was committed as "
+                f"{Position(sequence_number, sub)} of {lease_name} under {sorted(batched)}"
             )
 
-    def _row_landed(self, one: str, key: str, number: int, lease_key: str) -> None:
+    def _row_landed(
+        self, one: str, event: Published | None, key: str, number: int, lease_key: str
+    ) -> Published:
+        """Check one row; return its event."""
         again = one in self.committed
         self.committed[one] += 1
-        event = self.ledger.events.get(one)
+        self._waiting.discard(one)
         if event is None or event.lease_name != lease_key:
             raise BrokenInvariantError(f"S4: {one} of {lease_key} was never published there")
         if self._created_at.get(lease_key) == AT_TIMESTAMP and event.arrival_millis < BEGIN_MILLIS:
@@ -231,12 +249,12 @@ class Checks(LeaseChecks):
             self._may_be_late(one, key, event)
         self._landings += 1
         self._landed_at[one] = self._landings
-        if number >= self._last_number.get(key, -1):
-            self._last_number[key], self._numbered_at[key] = number, self._landings
         excuses = self._excuses if self._begun is None else self._begun.excuses
         self._excused_at[one] = excuses[lease_key]
-        if number == self._last_number[key]:
+        if number >= self._last_number.get(key, -1):
+            self._last_number[key], self._numbered_at[key] = number, self._landings
             self._numbered_excuses[key] = excuses[lease_key]
+        return event
 
     def _may_be_late(self, one: str, key: str, event: Published) -> None:
         """S5: whether a first row may come after a later one of its key.
@@ -322,9 +340,7 @@ class Checks(LeaseChecks):
 
     def missing(self) -> set[str]:
         """Events that are not committed and not excused by transform, retention or position."""
-        self._waiting = {
-            one for one in self._waiting if one not in self.committed and one not in self.lost
-        }
+        self._waiting -= self.lost
         if not self._waiting or self.scenario.initial_position == "TRIM_HORIZON":
             return set(self._waiting)
         unread = self._unread_shards() if self.scenario.initial_position == "LATEST" else set()

@@ -119,7 +119,9 @@ class StillnessWatch:
 
     def take(self, machine: Machine, event: Event) -> None:
         """Handle an event of a worker."""
-        holder = self._holders.setdefault(machine.host.name, Holder())
+        holder = self._holders.get(machine.host.name)
+        if holder is None:
+            holder = self._holders[machine.host.name] = Holder()
         holder.take(event, self._world.scheduler.now)
 
     def run(self) -> None:
@@ -131,9 +133,10 @@ class StillnessWatch:
     def look(self) -> None:
         """Check once; raises `BrokenInvariantError`."""
         world, now = self._world, self._world.scheduler.now
-        moved, busy = self._moved(), self._busy()
-        moved |= self._renewals.lapsed(world.checks.rows(), now)
-        owners = {row.lease_key: row.actual_owner for row in world.checks.rows()}
+        rows = world.checks.rows()
+        moved, busy = self._moved(rows), self._busy(rows)
+        moved |= self._renewals.lapsed(rows, now)
+        owners = {row.lease_key: row.actual_owner for row in rows}
         ids = Counter(machine.worker_id for machine in world.workers_at_work())
         shared = {worker_id for worker_id, count in ids.items() if count > 1}
         for machine in world.machines.values():
@@ -153,9 +156,9 @@ class StillnessWatch:
                     f"{now - holder.seen_at[key]:.1f} s without an event"
                 )
 
-    def _moved(self) -> set[str]:
+    def _moved(self, listed: Iterable[Lease]) -> set[str]:
         """The leases whose row, or a parent's row, has a new position since the last check."""
-        rows = {row.lease_key: row for row in self._world.checks.rows()}
+        rows = {row.lease_key: row for row in listed}
         places: Mapping[str, object] = {
             key: (row.checkpoint, row.pending_checkpoint) for key, row in rows.items()
         }
@@ -168,12 +171,12 @@ class StillnessWatch:
             if any(row.key_of_sibling(parent) in changed for parent in row.parent_shard_ids)
         }
 
-    def _busy(self) -> set[str]:
+    def _busy(self, rows: Iterable[Lease]) -> set[str]:
         """The unfinished leases whose shard is closed, or has events that are not committed."""
         checks = self._world.checks
         waiting = {checks.ledger.events[one].lease_name for one in checks.missing()}
         return {
             row.lease_key
-            for row in checks.rows()
+            for row in rows
             if not row.ended and (row.unique_key in waiting or not checks.is_open(row))
         }
