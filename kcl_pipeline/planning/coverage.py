@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
@@ -28,7 +29,7 @@ class Hole:
 def find_hole(ranges: Iterable[HashKeyRange]) -> Hole | None:
     """Return the first gap in 0..2^128-1. Ranges may overlap."""
     covered = -1
-    for item in sorted(ranges):
+    for item in sorted(ranges, key=attrgetter("start")):
         if item.start > covered + 1:
             return Hole(covered + 1, item.start - 1)
         covered = max(covered, item.end)

@@ -280,6 +280,19 @@ def test_the_leases_of_another_worker_are_not_reported():
     assert first not in {event.lease_key for event in world.of(RecordsLost)}
 
 
+def test_a_deleted_stream_that_another_worker_reads_is_described_because_it_cannot_be_listed():
+    """This worker reads no shard of it, and only a description proves that it is deleted."""
+    world = StreamsWorld(*SEVERAL)
+    world.start("v", *SEVERAL)
+    world.run(30)
+    world.start("w", *SEVERAL, drain=True)
+    world.delete("b")
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert summary(world).reason is StopReason.DRAINED
+    assert "w" in {event.reporter for event in world.of(StreamUnavailable)}
+    assert world.of(RecordsLost) == []
+
+
 def test_an_owner_that_is_seen_for_the_first_time_may_report_its_lease_itself():
     world, kinesis = draining(SEVERAL, "b")
     table = world.leases.view()

@@ -26,6 +26,7 @@ def drain_of(streams, leases):
         settings=ConsumerSettings(application_name="orders", streams=("orders",)),
         lease_table=SimpleNamespace(list_leases=lambda: listing),
         kinesis=SimpleNamespace(list_shards=lambda _: ()),
+        coordinator_table=SimpleNamespace(read_lock=lambda: None),
     )
     lifecycle = SimpleNamespace(consumers={}, deleted=())
     source = SimpleNamespace(state_of=lambda _: None)
