@@ -176,8 +176,7 @@ class Written:
 
     Attributes:
         files: The files with the rows of the output.
-        schema: Schema of the output, also when there is no file. None: the batch has no records, so
-            the transform was not called.
+        schema: Schema of the output. None: it has no rows.
         rows: Number of rows in the files.
         rejected: The records that the transform returned as dead letters (`REJECTED_SCHEMA`).
             None of their rejected rows is in the files. None: there are no such records.
@@ -260,7 +259,7 @@ class Batch:
         failed: Records that failed, by lease key (`worker.failures.FAILED_SCHEMA`). They are in
             none of the files.
         version: A version of the table that has the batch. None: it is not committed, or there is
-            no table because no batch has had a column yet.
+            no table because no batch has had a row yet.
     """
 
     batch_id: str
@@ -337,7 +336,11 @@ class PartFailure:
 
 
 class BatchWriter(Protocol):
-    """Turns a batch into files by means of the user's transform."""
+    """Turns a batch into files by means of the user's transform.
+
+    The Arrow path has `delta.files.ArrowBatchWriter`, the Spark path
+    `spark.writer.SparkBatchWriter`.
+    """
 
     def write(self, batch: Batch) -> Written:
         """Transform and write a batch. The transform is not called for a batch without records.

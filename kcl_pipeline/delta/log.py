@@ -100,7 +100,7 @@ def entry_path(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
-def append_entry(
+def encode_entry(
     millis: int,
     partition_columns: Sequence[str],
     files: Sequence[DataFile],
@@ -447,10 +447,10 @@ class DeltaLog:
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
         self._options = delta_options(self.root, storage_options)
-        self.upkeep = LogUpkeep(self.root, self._options)
+        self.checkpoints = LogUpkeep(self.root, self._options)
         self._table: Any = None
-        self._numbers: dict[str, int | None] = {}
-        self._numbers_read: bool | None = None
+        self._versions: dict[str, int | None] = {}
+        self._versions_read: bool | None = None
         self.metadata_changes = 0
         """Counter of possible changes of the table's metadata or protocol."""
         self.version = -1
@@ -498,25 +498,25 @@ class DeltaLog:
 
     def transaction(self, application_id: str) -> int | None:
         """Version of an application transaction at `version`."""
-        if application_id not in self._numbers:
-            self._read_numbers()
-        if application_id not in self._numbers:
-            if self._numbers_read:
+        if application_id not in self._versions:
+            self._read_versions()
+        if application_id not in self._versions:
+            if self._versions_read:
                 return None
             # It has no entry after the handle's version: such an entry would be in the map.
             try:
                 with delta_errors(f"could not read the transactions of {self.root}", self._options):
-                    self._numbers[application_id] = self._table.transaction_version(application_id)
+                    self._versions[application_id] = self._table.transaction_version(application_id)
             except SinkError:
                 self._is_in_doubt = True  # log cleanup may have removed what the handle needs
                 raise
-        return self._numbers[application_id]
+        return self._versions[application_id]
 
-    def _read_numbers(self) -> None:
-        if self._numbers_read is None:
+    def _read_versions(self) -> None:
+        if self._versions_read is None:
             found = read_transactions(self.storage, self.version, self.restores)
-            self._numbers_read = found is not None
-            self._numbers |= found or {}
+            self._versions_read = found is not None
+            self._versions |= found or {}
 
     # Kept until `_metadata_changed`.
 
@@ -662,7 +662,7 @@ class DeltaLog:
         with delta_errors(f"could not commit to {self.root}", self._options):
             statistics = [log_statistics(one.rows, one.statistics, self.indexed) for one in files]
             millis, columns = int(self._clock.wall() * 1000), self.partition_columns()
-            entry = append_entry(millis, columns, files, statistics, transactions)
+            entry = encode_entry(millis, columns, files, statistics, transactions)
             self.storage.create_new(entry_path(self.version + 1), entry)
             return entry
 
@@ -685,7 +685,7 @@ class DeltaLog:
         It is written in another thread. A failure is only logged. The next multiple tries again.
         """
         if landed > 0 and landed % self._interval() == 0:
-            self.upkeep.write_checkpoint(landed)
+            self.checkpoints.write_checkpoint(landed)
 
     def _interval(self) -> int:
         given = self._table.metadata().configuration.get("delta.checkpointInterval", "")
@@ -696,8 +696,8 @@ class DeltaLog:
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
-        self._table, self._numbers_read, self.version = None, None, -1
-        self._numbers, self.changed, self.restores = {}, 0, []
+        self._table, self._versions_read, self.version = None, None, -1
+        self._versions, self.changed, self.restores = {}, 0, []
         self._metadata_changed()
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
@@ -756,12 +756,12 @@ class DeltaLog:
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)
         if facts.restored_to is not None:
-            self._read_numbers()  # It needs the transactions before this entry.
-            before = self._numbers if self._numbers_read else None
+            self._read_versions()  # It needs the transactions before this entry.
+            before = self._versions if self._versions_read else None
             note_restore(self.restores, version, facts.restored_to, before)
         self.version, self._newest = version, hashlib.sha256(entry).digest()
         self.changed = len(facts.transactions)
-        self._numbers |= facts.transactions
+        self._versions |= facts.transactions
         if facts.changes_table:
             self._metadata_at = version
             self._metadata_changed()

@@ -64,7 +64,7 @@ def is_batch_file(path: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeltaHead:
-    """The `Head` of a Delta table."""
+    """The `Head` of a Delta table: a view of its log, valid until that is read again."""
 
     version: int
     changed: int
@@ -516,7 +516,7 @@ _SUB: Final = 2**_SUB_BITS - 1
 _MAX_SET: Final = 2**35 - 1
 """Hundred commits per second for ten years."""
 
-Transaction = Callable[[str], int | None]
+VersionOf = Callable[[str], int | None]
 """Returns the version of an application transaction. None: it was never written."""
 
 
@@ -563,7 +563,7 @@ def position_transactions(key: str, stored: StoredPosition) -> dict[str, int]:
     return dict(zip(transaction_names(key), values, strict=True))
 
 
-def stored_position(key: str, transaction: Transaction) -> StoredPosition:
+def stored_position(key: str, version_of: VersionOf) -> StoredPosition:
     """Read what a log stores for a shard.
 
     Raises:
@@ -571,7 +571,7 @@ def stored_position(key: str, transaction: Transaction) -> StoredPosition:
             some of its transactions.
     """
     try:
-        return _decoded_position(tuple(map(transaction, transaction_names(key))))
+        return _decoded_position(tuple(map(version_of, transaction_names(key))))
     except ValueError as error:
         raise TableMismatchError(f"the position of {key} cannot be read: {error}") from error
 

@@ -377,7 +377,7 @@ class BotoKinesis:
                 response: Mapping[str, Any] = self._client.get_records(**request)
         finally:
             _REQUEST.body_format = None
-        body, content_type = response[_BODY]
+        body, content_type = response[_BODY]  # `_take_body` has put it there
         date = date_of(response)
         seconds = wall if date is None else date.timestamp() - (self._clock.monotonic() - began)
         return body, content_type, int(seconds * 1000)

@@ -347,13 +347,13 @@ def _running_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
     sizes = np.zeros(records.num_rows, np.int64)
     for name in ("data", "partition_key"):
         start = 0
-        for chunk in records.column(name).chunks:
-            if len(chunk):
-                offsets = np.frombuffer(chunk.buffers()[1], np.int32)[
-                    chunk.offset : chunk.offset + len(chunk) + 1
+        for array in records.column(name).chunks:
+            if len(array):
+                offsets = np.frombuffer(array.buffers()[1], np.int32)[
+                    array.offset : array.offset + len(array) + 1
                 ]
-                sizes[start : start + len(chunk)] += np.diff(offsets)
-            start += len(chunk)
+                sizes[start : start + len(array)] += np.diff(offsets)
+            start += len(array)
     return np.cumsum(sizes)
 
 
@@ -399,7 +399,7 @@ class Prefetcher:
         self._fresh = False
         self._arrival: StopSignal | None = None
 
-    def payload_bytes(self, cost: int) -> int:
+    def payload_for(self, cost: int) -> int:
         """Return how many payload bytes of the buffer have about this many bytes in memory."""
         with self._lock:
             return cost * self._bytes // self._cost if self._cost else cost

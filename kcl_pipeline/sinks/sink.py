@@ -66,7 +66,7 @@ class CommitOutcome:
 
 
 class Sink(Protocol):
-    """Where a worker commits batches.
+    """Where a worker commits batches: `TableSink` is a table, `foreach` a user's function.
 
     Files are written by a `batch.BatchWriter` before the commit.
 

@@ -83,7 +83,7 @@ class BatchRunner:
         self._write = WriteSteps(
             dependencies.writer, self._limits, source.load, dependencies.rng, stop
         )
-        self._commit = LandStep(
+        self._land = LandStep(
             lifecycle.progress,
             self._write_again,
             dependencies.clock,
@@ -188,7 +188,7 @@ class BatchRunner:
         try:
             with self._in_batch(list(consumers.values())):
                 for part in self._write.run(batch, pause):  # Steps 1 to 3
-                    # Step 4
+                    # Before step 4, so that a crash between them loses no dead letter
                     write_dead_letters(self._dependencies, part.failed, batch.batch_id, consumers)
                     self._commit_part(self._with_write_time(part, began), consumers)
                     waiting.difference_update(part.lease_keys)
@@ -221,7 +221,7 @@ class BatchRunner:
         its error may be that of its store.
         """
         try:
-            done = self._commit.run(part, consumers)
+            done = self._land.run(part, consumers)
         except TransformFailedError as error:
             keys = part.lease_keys
             if len(keys) == 1:
@@ -437,7 +437,7 @@ class LandStep:
 
     Args:
         progress: Commits, and knows what the table has of each shard.
-        write: Writes the rest of a batch again. It loads the records if necessary.
+        rewrite: Writes the rest of a batch again. It loads the records if necessary.
         clock: Measures the duration of the steps.
         events: Receives `BatchRefused`.
         worker_id: Names this worker in events.
@@ -447,14 +447,14 @@ class LandStep:
     def __init__(
         self,
         progress: ProgressStore,
-        write: Callable[[Batch], Written],
+        rewrite: Callable[[Batch], Written],
         clock: Clock,
         events: EventSink,
         worker_id: str,
         activity: Activity,
     ) -> None:
         self._progress = progress
-        self._write = write
+        self._rewrite = rewrite
         self._clock = clock
         self._events = events
         self._worker_id = worker_id
@@ -463,8 +463,8 @@ class LandStep:
     def run(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Batch | None:
         """Commit a batch; return what has landed. None: no shard of it is left.
 
-        It is written first, if it is a part of what was written. `consumers` has each shard of the
-        batch. Refused ones are removed from it.
+        It is written again if `batch.written` is None, as that of a rest is whose other shards were
+        refused. `consumers` has each shard of the batch. Refused ones are removed from it.
 
         Raises:
             SinkError: The sink stays unusable, or the worker stops (`CommitStoppedError`).
@@ -475,7 +475,7 @@ class LandStep:
             written = batch.written
             if written is None:
                 with self._timed(timings, "rewrite"):
-                    written = self._write(batch)
+                    written = self._rewrite(batch)
             self._activity.enter(HangStep.COMMITTING)
             with self._timed(timings, "commit"):
                 result = self._progress.advance(batch, consumers, written)

@@ -178,7 +178,7 @@ class AdvanceResult:
             refused, the files must be written again: they may have been removed before the table
             was created.
         version: A version of the table that has the commit. None: it did not land, or there is no
-            table because no batch has had a column yet.
+            table because no batch has had a row yet.
         refused: Why shards prevented the commit, by lease key.
     """
 
@@ -346,9 +346,11 @@ class ProgressStore:
             CommitStoppedError: The worker stops.
             SinkError: The outcome is unknown. The shards must be started again.
         """
+        # `sources.joined` has taken only chunks that follow what is committed, and only this thread
+        # moves that.
         batched = [(consumers[one.lease_key], one.through) for one in batch.ranges]
         new = [c for c, _ in batched if c.table_id is None]
-        refused, must_rewrite = self._find_table(new, written)
+        refused, must_rewrite = self._ensure_table(new, written)
         if refused or must_rewrite:
             return AdvanceResult(landed=False, refused=refused)
         table_id = batched[0][0].table_id
@@ -360,12 +362,13 @@ class ProgressStore:
             expired = {c.lease_key: _EXPIRED for c, _ in batched if not self._holds(c)}
             if expired:
                 return AdvanceResult(landed=False, refused=expired)
-            if table_id is None:  # No batch has had a column yet: there is nothing to store.
+            if table_id is None:  # No batch has had a row yet: there is nothing to store.
                 return AdvanceResult(landed=True)
             outcome = self._sink.commit(table_id, written, expected, becomes)
             others = {c.lease_key: _OVERTAKEN for c, _ in batched if _is_refused(c, outcome)}
             return AdvanceResult(outcome.version is not None, outcome.version, others)
 
+        # The sink repeats what others have overtaken. Here a call that failed is repeated.
         result = self._retried(f"commit of the batch {batch.batch_id}", attempt)
         if result.landed:
             now = self._clock.monotonic()
@@ -377,7 +380,7 @@ class ProgressStore:
                     consumer.note_checkpointed()
         return result
 
-    def _find_table(
+    def _ensure_table(
         self, new: Sequence[ShardProgress], written: Written
     ) -> tuple[dict[str, str], bool]:
         """Create the table if it did not exist when shards were started.

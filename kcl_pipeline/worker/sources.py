@@ -141,7 +141,7 @@ class BufferedSource:
         self._prefetcher.release_taken()
         if self._prefetcher.ready_in(self._settings) != 0:
             return None
-        fitting = self._prefetcher.payload_bytes(self._memory.share_bytes)
+        fitting = self._prefetcher.payload_for(self._memory.share_bytes)
         chunks = self._prefetcher.take(
             self._settings.max_batch_records, min(self._settings.max_batch_bytes, fitting)
         )

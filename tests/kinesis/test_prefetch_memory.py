@@ -164,7 +164,7 @@ def test_the_limit_is_kept_and_every_record_is_processed(
         assert world.clock.monotonic() < end, "reading has stopped"
         world.run(0.5)
         world.prefetcher.release_taken()
-        share = world.prefetcher.payload_bytes(memory.share_bytes)
+        share = world.prefetcher.payload_for(memory.share_bytes)
         chunks = world.prefetcher.take(1000, min(64 * MIB, share))
         taken += len(chunks)
         size = sum(chunk.bytes for chunk in chunks)

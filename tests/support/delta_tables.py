@@ -115,7 +115,7 @@ def put(storage: Storage, path: str, data: bytes) -> None:
 
 def upkeep_ended(log: DeltaLog, timeout_seconds: float) -> bool:
     """Wait until nothing runs. False: something still runs after this time."""
-    running = log.upkeep._last
+    running = log.checkpoints._last
     return running is None or not wait([running], timeout_seconds).not_done
 
 

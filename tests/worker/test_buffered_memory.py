@@ -78,6 +78,6 @@ def test_many_small_records_count_with_what_their_columns_hold() -> None:
     found.world.run(1)
     cost = found.memory.used_bytes
     payload = found.world.prefetcher._bytes
-    fitting = found.world.prefetcher.payload_bytes(cost // 2)
+    fitting = found.world.prefetcher.payload_for(cost // 2)
     assert fitting == payload // 2
     assert cost > 10 * payload
