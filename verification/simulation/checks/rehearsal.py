@@ -13,7 +13,7 @@ from typing import Final
 from verification.simulation.checks.leases import Moved
 from verification.simulation.environment.calls import LOCK_WRITES
 from verification.simulation.incidents.hosts import SENSOR, STRATEGIES
-from verification.simulation.scenario import FAILOVER_SECONDS
+from verification.simulation.scenario import FAILOVER_SECONDS, LOCK_SECONDS
 from verification.simulation.world import World
 
 CONVERGE_SECONDS: Final = 12.0
@@ -21,6 +21,10 @@ STEADY_SECONDS: Final = 6.0
 STOP_SECONDS: Final = 5.0
 NO_LEADER_SECONDS: Final = 8 * FAILOVER_SECONDS
 """A worker of a leaderless application scans, and scans again after twice the failover time."""
+EXPIRED_SECONDS: Final = LOCK_SECONDS + 2 * FAILOVER_SECONDS
+"""In another application nobody takes the leases. After this time they and the lock have expired,
+and a longer wait changes nothing.
+"""
 _PERIOD: Final = 0.2
 
 
@@ -58,7 +62,8 @@ def _without_leader(world: World, unowned: Callable[[], list[str]], violations: 
     world.weather.down_sites.update(LOCK_WRITES)
     chosen.host.crash()
     del world.machines[chosen.name]
-    until = world.scheduler.now + NO_LEADER_SECONDS
+    outage = NO_LEADER_SECONDS if world.scenario.leaderless else EXPIRED_SECONDS
+    until = world.scheduler.now + outage
     while world.scheduler.now < until and unowned():
         _load(world, _PERIOD)
     left = unowned()
