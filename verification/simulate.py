@@ -88,9 +88,11 @@ class Run:
                 self._print(explained(failure))
 
     def _in_processes(self, seeds: Iterator[int], workers: int) -> None:
-        pool = ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=begin_process
-        )
+        # Forks of one process that has the imports, which take a second of processor time. This
+        # process may have threads, so it is not forked.
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["verification.simulation"])
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin_process)
         running: dict[Future[Result], int] = {}
         shrinking: list[Future[str]] = []
         try:

@@ -26,7 +26,8 @@ EVENT_SCHEMA: Final = pa.schema(
     ]
 )
 _OWN_TYPES: Final = (pa.string(), pa.string(), pa.int64(), pa.string())
-NO_EVENTS: Final = EVENT_SCHEMA.empty_table()
+NO_EVENTS: Final = pa.Table.from_batches([], schema=EVENT_SCHEMA)
+"""The table without events. (`empty_table()` would import pandas.)"""
 POISON: Final = "poison"
 IS_POISON: Final = "a record is poison"
 IS_BROKEN: Final = "the transform is broken"
