@@ -146,8 +146,9 @@ class Liveness:
             blind_seconds: Time since the former scan in which no scan succeeded. It is no silence
                 of the workers: an outage of DynamoDB stops their renewals, too.
         """
-        self._renewals.shift(blind_seconds)
-        self._reports.shift(blind_seconds)
+        if blind_seconds:
+            self._renewals.shift(blind_seconds)
+            self._reports.shift(blind_seconds)
         is_first = self.watching_since is None
         self._leases = {lease.lease_key: lease for lease in leases}
         if is_first:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -455,6 +455,7 @@ def application_text(identity: ApplicationIdentity) -> str:
     return text
 
 
+@lru_cache(maxsize=4)  # a leader reads it in every cycle, and it rarely changes
 def application_from_text(text: str) -> ApplicationRecord:
     """Parse the value of the attribute.
 

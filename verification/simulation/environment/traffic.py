@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -25,7 +25,8 @@ EVENT_SCHEMA: Final = pa.schema(
         ("sub_sequence_number", pa.int64()),
     ]
 )
-_OWN_TYPES: Final = (pa.string(), pa.string(), pa.int64(), pa.string())
+_OWN: Final = pa.struct([EVENT_SCHEMA.field(index) for index in range(4)])
+"""The columns that the transform makes. The others are those of the records."""
 NO_EVENTS: Final = pa.Table.from_batches([], schema=EVENT_SCHEMA)
 """The table without events. (`empty_table()` would import pandas.)"""
 POISON: Final = "poison"
@@ -145,14 +146,9 @@ def transform(lease_of: LeaseOf, records: pa.Table, *, hands_back: bool = False)
     if poisoned and not hands_back:
         raise ValueError(IS_POISON)
     shards = zip(ids, records["stream"].to_pylist(), records["shard_id"].to_pylist(), strict=True)
-    own: tuple[Sequence[Any], ...] = (
-        ids,
-        keys,
-        [int(number) for number in numbers],
-        [lease_of(one, stream, shard) for one, stream, shard in shards],
-    )
-    columns = [pa.array(values, type_) for values, type_ in zip(own, _OWN_TYPES, strict=True)]
-    columns += [records["sequence_number"], records["sub_sequence_number"]]
+    leases = [lease_of(one, stream, shard) for one, stream, shard in shards]
+    own = pa.array(list(zip(ids, keys, map(int, numbers), leases, strict=True)), _OWN).flatten()
+    columns = [*own, records["sequence_number"], records["sub_sequence_number"]]
     events = pa.Table.from_arrays(columns, schema=EVENT_SCHEMA)
     if not poisoned:
         return events
