@@ -37,25 +37,45 @@ lean = KinesisPipeline(
 """
 
 
-WORK = """
+LOOK = f"""
+import importlib
+import importlib.util
 import json
+import pkgutil
 
-from deltalake import DeltaTable
+import kcl_pipeline
 from typer.testing import CliRunner
 
 from kcl_pipeline.cli import app
-from kcl_pipeline.delta.dead_letters import read_rows
 
+there = [name for name in {NOT_REQUIRED} if importlib.util.find_spec(name)]
 pipeline = ("--pipeline", "lean_pipeline:lean")
 worker = CliRunner().invoke(app, ["worker", *pipeline, "--drain"])
 doctor = CliRunner().invoke(app, ["doctor", *pipeline, "--json"])
+local = CliRunner().invoke(app, ["local", "--port", "0"])
+init = CliRunner().invoke(app, ["init", "my_events"])
+
+from deltalake import DeltaTable
+
+from kcl_pipeline.delta.dead_letters import read_rows
+
 rows = read_rows(DeltaTable("lake/lean"), "select size from rows")
-print(json.dumps({
-    "codes": [worker.exit_code, doctor.exit_code],
+skipped = (
+    "kcl_pipeline.local.", "kcl_pipeline.cli.__main__", "kcl_pipeline.kinesis.fan_out.http2"
+)
+names = [each.name for each in pkgutil.walk_packages(kcl_pipeline.__path__, "kcl_pipeline.")]
+for name in names:
+    if not name.startswith(skipped):
+        importlib.import_module(name)
+print(json.dumps({{
+    "there": there,
+    "codes": [worker.exit_code, doctor.exit_code, local.exit_code, init.exit_code],
     "worker": worker.stderr,
+    "local": local.stderr,
     "levels": [found["level"] for found in json.loads(doctor.stdout)],
     "bytes": sum(rows["size"].to_pylist()),
-}))
+    "modules": len(names),
+}}))
 """
 
 
@@ -78,7 +98,7 @@ def python(wheel, metadata, tmp_path_factory):
     )
 
 
-def run(*command, cwd=None, expected=0, **environment):
+def run(*command, cwd=None, **environment):
     done = subprocess.run(
         [str(part) for part in command],
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment},
@@ -88,7 +108,7 @@ def run(*command, cwd=None, expected=0, **environment):
         timeout=120,
         check=False,
     )
-    assert done.returncode == expected, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
@@ -116,48 +136,22 @@ def test_the_metadata_has_a_license_expression_and_no_missing_site(wheel, metada
     run(sys.executable, "-m", "twine", "check", "--strict", wheel)
 
 
-def test_modules_of_the_extras_are_not_there(python):
-    code = (
-        "import importlib.util, json; "
-        f"print(json.dumps([n for n in {NOT_REQUIRED} if importlib.util.find_spec(n)]))"
-    )
-    assert json.loads(run(python, "-c", code).stdout) == []
-
-
-def test_every_module_of_the_product_imports(python):
-    code = (
-        "import importlib, pkgutil, kcl_pipeline\n"
-        "skipped = ('kcl_pipeline.local', 'kcl_pipeline.cli.__main__',"
-        " 'kcl_pipeline.kinesis.fan_out.http2')\n"
-        "names = [m.name for m in pkgutil.walk_packages(kcl_pipeline.__path__, 'kcl_pipeline.')]\n"
-        "for name in names:\n"
-        "    if not name.startswith(skipped):\n"
-        "        importlib.import_module(name)\n"
-        "import kcl_pipeline.local\n"
-        "print(len(names))\n"
-    )
-    assert int(run(python, "-c", code).stdout) > 200
-
-
-def test_the_templates_of_a_project_are_in_the_wheel(python, tmp_path):
-    command = python.parent / "kcl-pipeline"
-    run(command, "init", tmp_path / "my_events")
-    assert (tmp_path / "my_events" / "tests" / "test_my_events.py").exists()
-
-
-def test_the_command_prints_its_version_and_names_a_missing_extra(python):
+def test_the_command_prints_its_version(python):
     command = python.parent / "kcl-pipeline"
     assert run(command, "--version").stdout == f"kcl-pipeline {__version__}\n"
-    local = run(command, "local", "--port", "0", expected=1)
-    assert local.stderr == (
-        "Error: the embedded AWS needs an extra (missing: moto, flask, flask_cors, werkzeug, h2): "
-        "pip install 'kcl-pipeline[local]'\n"
-    )
 
 
-def test_a_worker_writes_the_table(python, tmp_path):
-    """In one process, as each one imports for two seconds."""
-    (tmp_path / "lean_pipeline.py").write_text(PIPELINE)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the wheel is used."""
+    made = tmp_path_factory.mktemp("used")
+    (made / "lean_pipeline.py").write_text(PIPELINE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def looked(python, folder):
+    """What one process of the lean environment has done: each one imports for two seconds."""
     with EmbeddedAws() as aws:
         client = boto3.Session("local", "local", region_name=aws.region).client(
             "kinesis", endpoint_url=aws.endpoint_url
@@ -167,13 +161,40 @@ def test_a_worker_writes_the_table(python, tmp_path):
             StreamName="lean",
             Records=[{"Data": b"x" * n, "PartitionKey": str(n)} for n in range(1, RECORDS + 1)],
         )
-        environment = {**aws.environment(), "PYTHONPATH": str(tmp_path)}
-        done = run(python, "-c", WORK, cwd=tmp_path, **environment)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["codes"] == [0, 0]
-    assert f"{RECORDS} records" in found["worker"]
-    assert {*found["levels"]} <= {"ok", "unknown", "warning"}
-    assert found["bytes"] == sum(range(1, RECORDS + 1))
+        environment = {**aws.environment(), "PYTHONPATH": str(folder)}
+        done = run(python, "-c", LOOK, cwd=folder, **environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_modules_of_the_extras_are_not_there(looked):
+    assert looked["there"] == []
+
+
+def test_every_module_of_the_product_imports(looked):
+    assert looked["modules"] > 200
+
+
+def test_a_worker_writes_the_table(looked):
+    worker, doctor, _, _ = looked["codes"]
+    assert (worker, doctor) == (0, 0)
+    assert f"{RECORDS} records" in looked["worker"]
+    assert {*looked["levels"]} <= {"ok", "unknown", "warning"}
+    assert looked["bytes"] == sum(range(1, RECORDS + 1))
+
+
+def test_a_command_names_its_missing_extra(looked):
+    _, _, local, _ = looked["codes"]
+    assert local == 1
+    assert looked["local"] == (
+        "Error: the embedded AWS needs an extra (missing: moto, flask, flask_cors, werkzeug, h2): "
+        "pip install 'kcl-pipeline[local]'\n"
+    )
+
+
+def test_the_templates_of_a_project_are_in_the_wheel(looked, folder):
+    *_, init = looked["codes"]
+    assert init == 0
+    assert (folder / "my_events" / "tests" / "test_my_events.py").exists()
 
 
 def test_the_core_requirements_are_the_ones_of_pyproject(metadata):
