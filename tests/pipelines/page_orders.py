@@ -28,9 +28,9 @@ orders = KinesisPipeline(
     sink=DeltaSink(os.environ["FLEET_LAKE"] + "/events"),
     workers=Fleet(min=1, max=2),
     settings_overrides={
-        "lease": {"failover_time_millis": 3_000, "lease_discovery_interval_millis": 400},
-        "assignment": {"lease_assignment_interval_millis": 1_000},
-        "worker": {"worker_metrics_reporter_freq_in_millis": 1_000},
+        "lease": {"failover_time_millis": 6_000, "lease_discovery_interval_millis": 1_000},
+        "assignment": {"lease_assignment_interval_millis": 2_000},
+        "worker": {"worker_metrics_reporter_freq_in_millis": 2_000},
         "batch": {"min_batch_interval_millis": 100},
     },
 )

@@ -72,14 +72,17 @@ class Stage:
         except self.dynamodb.exceptions.ResourceNotFoundException:
             return []
 
-    def reported(self, times: int = 1, label: str | None = None) -> bool:
-        """Whether so many materializations of the output were reported, with metadata so named."""
+    def reports(self) -> list[set[str]]:
+        """The names of the metadata of each materialization of the output."""
         found = self.page._ask(REPORTED, key={"path": ["orders", "events"]})["assetOrError"]
-        labels = [
+        return [
             {entry["label"] for entry in report["metadataEntries"]}
             for report in found.get("assetMaterializations", ())
         ]
-        return sum(label is None or label in names for names in labels) >= times
+
+    def reported(self, times: int = 1, label: str | None = None) -> bool:
+        """Whether so many materializations of the output were reported, with metadata so named."""
+        return sum(label is None or label in names for names in self.reports()) >= times
 
     def consuming(self) -> bool:
         """Whether a run of the sensor's holds every lease, and everything published is in the

@@ -40,7 +40,7 @@ def size(path: Path) -> int:
     return path.stat().st_size
 
 
-def test_the_lineage_goes_from_the_stream_to_the_output(stage: Stage, looker: Browser):
+def test_the_group_shows_its_assets_and_that_their_checks_pass(stage: Stage, looker: Browser):
     looker.open(f"{located(stage)}/asset-groups/orders/lineage")
     looker.wait_for(
         "fleet",
@@ -49,6 +49,10 @@ def test_the_lineage_goes_from_the_stream_to_the_output(stage: Stage, looker: Br
         "Passed",
     )
     assert size(looker.shoot("group")) > 20_000
+
+
+@pytest.mark.long  # integration/test_definitions has the lineage without a page
+def test_the_lineage_of_the_output_has_the_stream(stage: Stage, looker: Browser):
     looker.open(
         f"{stage.page.url}/assets/orders/events?view=lineage&lineageScope=upstream&lineageDepth=2"
     )
@@ -73,12 +77,15 @@ def test_the_sensor_page_shows_its_ticks(stage: Stage, looker: Browser):
     assert size(looker.shoot("sensor")) > 20_000
 
 
-def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks(
-    stage: Stage, looker: Browser
-):
+@pytest.mark.long  # dagster_dev/test_runs has the figures without a page
+def test_the_output_page_shows_the_figures_of_its_materialization(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/events?view=overview")
     looker.wait_for("Latest materialization", "records", "rows", "table_version")
     looker.shoot("output")
+
+
+@pytest.mark.long  # orchestration/assets has the results of the checks
+def test_the_output_page_shows_its_checks(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/events?view=checks")
     looker.wait_for("lag_below_threshold", "data_within_retention", "no_new_dead_letters")
     looker.click("lag_below_threshold")
@@ -89,9 +96,7 @@ def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks
     looker.shoot("output-checks")
 
 
-def test_the_fleet_page_shows_every_lease_and_worker_and_that_all_is_well(
-    stage: Stage, looker: Browser
-):
+def test_the_fleet_page_shows_every_lease_and_worker(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=overview")
     shown = looker.wait_for(
         "lease_rows", "last_moves", "checkpoint", "KB/s", "worker_rows", "dead letters", "working"
@@ -99,6 +104,10 @@ def test_the_fleet_page_shows_every_lease_and_worker_and_that_all_is_well(
     assert "shardId-" not in shown, "the table has the numbers of the shards"
     assert looker.cut_off() == {}, "every column is shown"
     looker.shoot("leases")
+
+
+@pytest.mark.long  # orchestration/assets has the results of the checks
+def test_the_fleet_page_shows_its_checks(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/fleet?view=checks")
     looker.wait_for("shards_covered", "shards_moving")
     looker.shoot("lease-checks")

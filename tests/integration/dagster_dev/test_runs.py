@@ -16,6 +16,7 @@ OUTPUT = ("orders", "events")
 # Its file is the last one of the folder, because nothing consumes afterwards
 def test_materialize_drains_terminate_releases_and_everything_is_there_once(stage: Stage):
     (continuous,) = stage.runs("STARTED")
+    assert stage.reports()[0] >= {"records", "rows", "table_version"}
     owners = {row["leaseOwner"]["S"] for row in stage.leases()}
     assert owners == {f"orders-{continuous.run_id[:8]}"}
 
