@@ -360,18 +360,16 @@ class Watchdog:
 
 
 MAX_CHARACTERS: Final = 20_000
-MAX_FRAMES: Final = 40
-_THREAD: Final = re.compile(r"[Tt]hread 0x([0-9a-f]+) ")
-_CALL: Final = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
+_THREAD: Final = re.compile(r"0x([0-9a-f]+)(?= .*:$)", re.MULTILINE)
 
 
 def thread_stacks(first: int) -> str:
-    """Return the calls of all threads, of each the newest call first.
+    """Return the calls of all threads, of each the newest call first, as `faulthandler` does.
 
     The text has names of files and functions and line numbers. It has no source lines and no
-    values of variables, because they may contain records or secrets. At most 100 threads (the limit
-    of `faulthandler`), `MAX_FRAMES` calls of each, and `MAX_CHARACTERS` characters are returned. If
-    no temporary file can be written, the text says why.
+    values of variables, because they may contain records or secrets. At most 100 threads, 100 calls
+    of each (the limits of `faulthandler`) and `MAX_CHARACTERS` characters are returned. If no
+    temporary file can be written, the text says why.
 
     The frames of `sys._current_frames` are not used: while Python code walks them, their threads go
     on, and the process ends with a segmentation fault (CPython 3.11.7). `faulthandler` walks all of
@@ -387,17 +385,8 @@ def thread_stacks(first: int) -> str:
             dump = file.read().decode("ascii", "backslashreplace")
     except OSError as error:
         return f"(the calls of the threads are not known: {printable(str(error))})"
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    stacks: list[tuple[bool, str, str]] = []
-    # The dump has for each thread a line with its identifier, and a line for each call.
-    _, *threads = _THREAD.split(dump)
-    for ident, calls in zip(threads[::2], threads[1::2], strict=True):
-        name = names.get(int(ident, 16), ident)
-        lines = [
-            f"  {printable(file)}:{line} {printable(function)}"
-            for file, line, function in _CALL.findall(calls)[:MAX_FRAMES]
-        ]
-        text = "\n".join((f"thread {printable(name)}:", *lines))
-        stacks.append((int(ident, 16) != first, name, text))
-    text, cut = "\n".join(text for _, _, text in sorted(stacks)), "\n... (cut)"
+    stacks = sorted(dump.strip().split("\n\n"), key=lambda stack: f"{first:x} " not in stack)
+    names = {thread.ident: printable(thread.name) for thread in threading.enumerate()}
+    text = _THREAD.sub(lambda match: names.get(int(match[1], 16), match[0]), "\n\n".join(stacks))
+    cut = "\n... (cut)"
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - len(cut)] + cut

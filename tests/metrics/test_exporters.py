@@ -95,7 +95,13 @@ def test_a_log_line_is_for_people_and_its_attributes_for_programs(caplog):
 
 
 def test_the_stacks_follow_the_line_of_a_hung_worker(caplog):
-    event = ev.WorkerHung("w1", ev.HangStep.WRITING, 900.0, ("a",), "thread a:\n  b.py:1 c")
+    event = ev.WorkerHung(
+        "w1",
+        ev.HangStep.WRITING,
+        900.0,
+        ("a",),
+        'Thread a (most recent call first):\n  File "b.py", line 1 in c',
+    )
     LoggingEvents()(event)
     (record,) = caplog.records
     line = "worker_hung worker_id=w1 step=writing seconds=900.0 lease_keys=('a',)"

@@ -17,7 +17,7 @@ from tests.support.dagster_fakes import FakePipeline
 from tests.support.worker_world import World
 from tests.worker.test_hung import Blocking
 
-STACKS = "thread processing:\n  orders.py:7 per_minute"
+STACKS = 'Thread processing (most recent call first):\n  File "orders.py", line 7 in per_minute'
 
 
 def log_of(instance: dg.DagsterInstance, run_id: str) -> str:
@@ -86,7 +86,7 @@ def test_a_run_whose_transform_blocks_for_ever_ends_as_failed(monkeypatch):
         assert "the worker was hung in step writing for" in failure.description
         assert "its leases are released" in failure.description
         log = log_of(instance, result.run_id)
-        assert "thread processing:" in log
+        assert "Thread processing (most recent call first):" in log
         assert "test_hung.py" in log
         assert " __call__" in log
         assert "a-secret-record" not in log
