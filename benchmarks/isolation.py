@@ -8,11 +8,11 @@ Spark. `values` returns text that is not UTF-8, which no table can hold.
     python -m benchmarks.isolation [--records 50000] [--bad 30]
         [--transform jvm python values arrow] [--json]
 
-Each transform runs in a separate process on two cores (`local[2]`), with a new session that is
-warmed up as a worker does it before its first batch. The table has seconds, processor seconds of
-all its processes, Spark jobs, log lines, and leftover files; with `--json` the last line has them
-by transform. Files of the batch itself are not counted. The benchmark takes a minute on two idle
-cores.
+Each transform runs in a separate process on two cores (`local[2]`). Its new session and its writer
+are warmed up as a worker does it before its first batch. The table has seconds, processor seconds
+of all its processes, Spark jobs, log lines, and leftover files; with `--json` the last line has
+them by transform. Files of the batch itself are not counted. The benchmark takes a minute on two
+idle cores.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def _writer(session: Any, transform: str, folder: str) -> BatchWriter:
         return frame.select(f.when(~is_whole, f.expr("cast(x'ff' as string)")).alias("text"))
 
     chosen = {"jvm": in_jvm, "python": in_python, "values": to_values}
-    return SparkBatchWriter(session, chosen[transform], folder)
+    writer = SparkBatchWriter(session, chosen[transform], folder)
+    writer.prepare()
+    return writer
 
 
 def _parse(table: pa.Table) -> pa.Table:

@@ -26,6 +26,7 @@ _IMPORTED: Final = (
     "pyarrow",
     "pandas",
     "pyarrow.pandas_compat",
+    "pyarrow.vendored.version",
     "pyspark.sql.pandas.types",
 )
 

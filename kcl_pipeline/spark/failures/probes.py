@@ -5,22 +5,17 @@ many parts: each part is one partition of a DataFrame. A task evaluates several 
 after the other. This needs a transform whose output partitions each come from one input partition.
 A transform that shuffles (it groups, joins or sorts) gets a plan and a job for each part.
 
-Values that the table cannot hold are looked for only if the last write failed because of them: no
-record raised in it then. The results of all parts come to the driver as Arrow columns, in one job,
-and are checked there. A check in the tasks would need a Python process for each core, and one more
-for each part that fails: Spark ends a Python process whose task fails, and a new one imports
-pyarrow. A task costs as much as hundreds of records, so parts are checked in large groups first,
-and alone only in a group that the check refuses.
+The tasks return their errors (`outcomes`), so one job finds all parts on which the transform
+raises, and how many rows it had returned before. A Python worker returns rows in batches, so the
+failing record of most transforms is in the batch that follows. Long parts have `_BATCHES` batches.
+Short ones have a batch per record, in a job of their own. An error that the tasks cannot return,
+such as a lack of memory in the JVM, makes a task fail, and the first task that fails ends its job.
+Then each part gets a plan and a job of its own, too.
 
-The tasks return their errors (`spark.outcomes`), so one job finds all failing parts, and how many
-rows the transform had returned before. A Python worker returns rows in batches, so the failing
-record of most transforms is in the batch that follows. Long parts have `_BATCHES` batches. Short
-ones have a batch per record, in a job of their own. An error that
-they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
-fails ends its job. Then each part gets a plan and a job of its own, too.
-
-Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files
-and logs nothing if a task fails.
+Values that the table cannot hold are looked for only if the last write that failed did so because
+of them: no record raised in it. The results of all parts come to the driver as Arrow columns, in
+one job, and are checked there. A check in the tasks would need a Python process for each core, and
+one more for each part that fails, because Spark ends a Python process whose task fails.
 
 Concurrent jobs must not share an RDD: if one fails, Spark fails every job whose lineage contains
 the failed stage's RDD, and valid parts would count as failed. Only jobs of parts that are planned
@@ -35,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 from uuid import uuid4
@@ -49,7 +45,6 @@ from py4j.protocol import (
 )
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from kcl_pipeline.batch import PartFailure
 from kcl_pipeline.errors import KclError, TransformFailedError
@@ -59,8 +54,6 @@ from kcl_pipeline.spark.failures.outcomes import errors_of, with_outcomes
 _LOG = logging.getLogger(__name__)
 
 MAX_JOBS_AT_ONCE: Final = 8
-_GROUPS: Final = 8
-"""Parts are checked in this number of groups first."""
 _PARTS_OF_A_TASK: Final = 16
 """A task costs 10 ms of CPU, and keeps the memory of its parts until it ends."""
 _MOST_STAGES: Final = 100
@@ -84,8 +77,8 @@ class SparkProbe:
         session: The Spark session.
         apply: Applies the transform to a DataFrame with this many records, without evaluating it.
             Raises `TransformFailedError`.
-        check: Looks at the result of a part. Raises `TransformFailedError`. None: the transform
-            raised, so only parts on which it raises are found.
+        check: Looks at the result of a part. Raises `TransformFailedError`. None: only parts on
+            which the transform raises are found.
     """
 
     def __init__(
@@ -104,97 +97,39 @@ class SparkProbe:
         Raises:
             SinkError: Spark itself failed.
         """
-        if self._check is None:
-            return self._raised(slices)
-        refused = self._refused_together(slices, self._check)
+        if not slices:
+            return []
+        refused = None if self._check is None else self._refused(slices, self._check)
         if refused is not None:
             return refused
         failures = self._raised(slices)
-        passed = [number for number, failure in enumerate(failures) if failure is None]
-        if passed:
-            refused = self._refused([slices[number] for number in passed], self._check)
-            for number, failure in zip(passed, refused, strict=True):
-                failures[number] = failure
-        return failures
+        # A job of the check that fails has a record on which the transform raises: it is found
+        # first. Otherwise each part is checked alone.
+        return failures if self._check is None or any(failures) else self._alone(slices)
 
     def _refused(
         self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
-    ) -> list[PartFailure | None]:
-        """The refusal of the check for each of these parts. The transform fails on none of them."""
-        together = self._refused_together(slices, check)
-        return self._refused_alone(slices, check) if together is None else together
-
-    def _refused_together(
-        self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
     ) -> list[PartFailure | None] | None:
-        """Check groups of parts, and then each part of the groups that the check refuses.
+        """The refusal of the check for the result of each part, from one job.
 
-        None: a job failed, or the transform needs a plan for each part. Then a group may have
-        another result than its parts.
+        None: the job failed, or the transform needs a plan for each part.
         """
-        edges = [len(slices) * number // _GROUPS for number in range(_GROUPS + 1)]
-        groups = [range(begin, end) for begin, end in pairwise(edges) if begin < end]
-        rows = [pa.concat_tables([slices[number] for number in group]) for group in groups]
-        try:
-            results = self._results_together(rows)
-        except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
-            _LOG.info("checking each part alone: %s", spark_line(error))
-            return None
-        if results is None:
-            return None
-        failures: list[PartFailure | None] = [None] * len(slices)
-        refused: list[int] = []
-        for group, result in zip(groups, results, strict=True):
-            refusal = _refusal(result, check)
-            if len(group) == 1:
-                failures[group[0]] = refusal
-            elif refusal is not None:
-                refused += group
-        if refused:
-            alone = self._refused_alone([slices[number] for number in refused], check)
-            for number, failure in zip(refused, alone, strict=True):
-                failures[number] = failure
-        return failures
-
-    def _refused_alone(
-        self, slices: Sequence[pa.Table], check: Callable[[pa.Table], object]
-    ) -> list[PartFailure | None]:
-        """Check each part."""
-        try:
-            results = self._results(slices)
-        except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
-            if len(slices) == 1:
-                return [self._failure(error, slices[0].num_rows)]
-            # Perhaps they are larger than what Spark returns to a driver.
-            half = len(slices) // 2
-            return [
-                *self._refused_alone(slices[:half], check),
-                *self._refused_alone(slices[half:], check),
-            ]
-        return [_refusal(result, check) for result in results]
-
-    def _results(self, slices: Sequence[pa.Table]) -> list[pa.Table]:
-        """Evaluate parts on which the transform does not fail."""
-        together = self._results_together(slices)
-        if together is not None:
-            return together
-        return [self._planned_alone(part).toArrow() for part in slices]
-
-    def _results_together(self, slices: Sequence[pa.Table]) -> list[pa.Table] | None:
-        """Like `_results`, in one job. None: the transform needs a plan for each part."""
         planned = self._planned(slices)
         if planned is None:
             return None
         name = f"part-{uuid4().hex}"
         numbered = planned[0].withColumn(name, f.spark_partition_id())
-        whole = numbered.coalesce(self._tasks(slices)).toArrow()
-        numbers, rows = whole.column(name).to_numpy(), whole.drop_columns([name])
+        try:
+            whole = numbered.coalesce(self._tasks(slices)).toArrow()
+        except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
+            _LOG.info("checking each part alone: %s", spark_line(error))
+            return None
         # Rows come in the order of the tasks, and a task prefers partitions of its host.
-        if np.any(numbers[1:] < numbers[:-1]):
-            order = np.argsort(numbers, kind="stable")
-            numbers, rows = numbers[order], rows.take(pa.array(order))
-        edges = np.searchsorted(numbers, np.arange(len(slices) + 1)).tolist()
-        return [rows.slice(begin, end - begin) for begin, end in pairwise(edges)]
+        numbers = whole.column(name).to_numpy()
+        order = np.argsort(numbers, kind="stable")
+        rows = whole.drop_columns([name]).take(pa.array(order))
+        edges = np.searchsorted(numbers[order], np.arange(len(slices) + 1)).tolist()
+        return [_refusal(rows.slice(begin, end - begin), check) for begin, end in pairwise(edges)]
 
     def _raised(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """The failure of each part on which the transform fails."""
@@ -205,30 +140,28 @@ class SparkProbe:
             # A record alone is one batch in any plan, and needs no second one.
             fits_long = part.num_rows > _BATCHES or (has_long and part.num_rows == 1)
             groups[not fits_long].append(number)
-        for group in groups:
-            found = self._raised_together([slices[number] for number in group])
-            for number, failure in zip(group, found, strict=True):
+        for group in filter(None, groups):
+            some = [slices[number] for number in group]
+            for number, failure in zip(
+                group, self._reported(some) or self._alone(some), strict=True
+            ):
                 failures[number] = failure
         return failures
 
-    def _raised_together(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
-        """Like `_raised`, with batches whose length fits the longest part."""
-        if not slices:
-            return []
-        rows = max(max(part.num_rows for part in slices) // _BATCHES, 1)
-        planned = self._planned(slices, rows)
-        reported = self._reported(slices, planned[1], rows) if planned is not None else None
-        return self._raised_alone(slices) if reported is None else reported
+    def _reported(self, slices: Sequence[pa.Table]) -> list[PartFailure | None] | None:
+        """Evaluate all parts in one job, in batches whose length fits the longest part.
 
-    def _reported(
-        self, slices: Sequence[pa.Table], rdd: Any, batch_rows: int
-    ) -> list[PartFailure | None] | None:
-        """Evaluate all parts in one job. None: the job failed."""
+        None: the job failed, or the transform needs a plan for each part.
+        """
+        batch_rows = max(max(part.num_rows for part in slices) // _BATCHES, 1)
+        planned = self._planned(slices, batch_rows)
+        if planned is None:
+            return None
         gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
         context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
         try:
             attempts = int(context.taskScheduler().maxTaskFailures())
-            outcomes = with_outcomes(gateway, context, rdd, attempts)
+            outcomes = with_outcomes(gateway, context, planned[1], attempts)
             errors = errors_of(_call(gateway, outcomes.coalesce(self._tasks(slices)), "collect"))
         except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
             _LOG.info("using a job for each part: %s", spark_line(error))
@@ -242,6 +175,32 @@ class SparkProbe:
                 failure = replace(failure, suspects=suspects)
             failures[number] = failure
         return failures
+
+    def _alone(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
+        """Evaluate and check each part with a plan and a job. The jobs run at the same time."""
+        cores = max(self._session.sparkContext.defaultParallelism, 1)
+        jobs: list[Future[object] | Exception] = []
+        with ThreadPoolExecutor(min(cores, MAX_JOBS_AT_ONCE), thread_name_prefix="probe") as pool:
+            for part in slices:
+                try:  # Planned in this thread, because a plan calls the user's function.
+                    jobs.append(pool.submit(self._job_of(part)))
+                except Exception as error:  # noqa: BLE001 (classified below)
+                    jobs.append(error)
+        errors = [job.exception() if isinstance(job, Future) else job for job in jobs]
+        return [
+            self._failure(error, part.num_rows) if isinstance(error, Exception) else None
+            for error, part in zip(errors, slices, strict=True)
+        ]
+
+    def _job_of(self, part: pa.Table) -> Callable[[], object]:
+        """Plan a part. The job raises an error if the transform or the check fails."""
+        rows = pa.Table.from_batches(_one_batch(part))
+        result = self._apply(self._session.createDataFrame(rows), part.num_rows)
+        check = self._check
+        if check is not None:
+            return lambda: check(result.toArrow())
+        gateway = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark)
+        return partial(_call, gateway, evaluated(result), "count")
 
     def _tasks(self, slices: Sequence[pa.Table]) -> int:
         """In how many tasks one job evaluates these parts."""
@@ -282,30 +241,6 @@ class SparkProbe:
         # Of these two settings, the one for Arrow may be 0: then a write has no limit.
         return {key: str(rows) if 0 < rows < batch_rows else most for key, rows in given.items()}
 
-    def _raised_alone(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
-        """Like `_raised`, with a plan and a job for each part. The jobs run at the same time."""
-        cores = max(self._session.sparkContext.defaultParallelism, 1)
-        with ThreadPoolExecutor(min(cores, MAX_JOBS_AT_ONCE), thread_name_prefix="probe") as pool:
-            # Planned in this thread, because a plan calls the user's function.
-            jobs: list[Future[Any] | Exception] = []
-            for part in slices:
-                try:
-                    rdd = evaluated(self._planned_alone(part))
-                except Exception as error:  # noqa: BLE001 (classified below)
-                    jobs.append(error)
-                else:
-                    gateway = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark)
-                    jobs.append(pool.submit(_call, gateway, rdd, "count"))
-            errors = [job if isinstance(job, Exception) else _error_of(job) for job in jobs]
-        return [
-            None if error is None else self._failure(error, part.num_rows)
-            for error, part in zip(errors, slices, strict=True)
-        ]
-
-    def _planned_alone(self, part: pa.Table) -> DataFrame:
-        rows = pa.Table.from_batches(_one_batch(part))
-        return self._apply(self._session.createDataFrame(rows), part.num_rows)
-
     def _failure(self, error: Exception, records: int) -> PartFailure:
         found = error if isinstance(error, KclError) else classified(error, records)
         if isinstance(found, TransformFailedError):
@@ -318,14 +253,6 @@ def _refusal(result: pa.Table, check: Callable[[pa.Table], object]) -> PartFailu
         check(result)
     except TransformFailedError as error:
         return PartFailure(error.detail)
-    return None
-
-
-def _error_of(job: Future[Any]) -> Exception | None:
-    try:
-        job.result()
-    except Exception as error:  # noqa: BLE001 (classified by the caller)
-        return error
     return None
 
 
@@ -342,23 +269,11 @@ def _call(gateway: Any, target: Any, method: str, *arguments: Any) -> Any:
 
 
 def evaluated(frame: DataFrame) -> Any:
-    """A Java RDD of one internal row per row, for which Spark must compute every column."""
-    named = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
-    columns = [
-        f.col(field.name) if _can_hash(field.dataType) else f.col(field.name).cast("string")
-        for field in named.schema.fields
-    ]
-    whole: Any = named.select(f.xxhash64(*columns)) if columns else named
-    # The only way to a job for a partition
-    return whole._jdf.queryExecution().toRdd().toJavaRDD()  # noqa: SLF001
+    """A Java RDD with the rows of a DataFrame, each with all of its columns.
 
-
-def _can_hash(kind: DataType) -> bool:
-    if isinstance(kind, ArrayType):
-        return _can_hash(kind.elementType)
-    if isinstance(kind, StructType):
-        return all(_can_hash(field.dataType) for field in kind.fields)
-    return not isinstance(kind, MapType | VariantType)
+    A job for a partition needs it. A count of the DataFrame would evaluate no column.
+    """
+    return frame._jdf.queryExecution().toRdd().toJavaRDD()  # noqa: SLF001 (as above)
 
 
 def _is_narrow(rdd: Any) -> bool:
