@@ -40,8 +40,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", SHORT))
 
 
 # For JVMs that live for seconds: without the second compiler and the collector's threads they take
-# two thirds of the processor time
-os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM := "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# two thirds of the processor time. The classes of Spark's own jars need no verification, and the
+# first compiler alone has a cache of 48 MB, which fills up: its code is then compiled again.
+JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
 
 # Most tests that talk to a server create clients of their own. A loader that all sessions share
 # parses the files of botocore once and lists its services once, which is half of a client's time.
