@@ -134,7 +134,12 @@ class ShardConsumer(ShardProgress):
     @property
     def is_behind(self) -> bool:
         """Whether there may be records that are not committed."""
-        return self.state not in _ALL_COMMITTED and self.state is not ConsumerState.LEAVING
+        return not self.is_at_end and self.state is not ConsumerState.LEAVING
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all records of the shard are committed. SHARD_END is written, or must be."""
+        return self.state in _ALL_COMMITTED
 
     def last_moved(self, reading: ReadState | None) -> float:
         """Return the time of the last movement (monotonic seconds).
@@ -163,7 +168,7 @@ class ShardConsumer(ShardProgress):
             reading: The read state of the shard. None: it is not read.
             since: Time in monotonic seconds.
         """
-        if self.state in _ALL_COMMITTED:
+        if self.is_at_end:
             return not self.shard_gone
         return (
             self.state is ConsumerState.READING
@@ -371,7 +376,7 @@ class Lifecycle:
             is_withdrawn = (
                 consumer.state is ConsumerState.LEAVING and not consumer.held.lease.in_handoff
             )
-            if is_lost and consumer.state not in _ALL_COMMITTED:
+            if is_lost and not consumer.is_at_end:
                 is_judged = consumer.stream in self.deleted
                 lost.append(LostLease(consumer, not is_judged and self._may_lose(consumer)))
             if is_lost or is_withdrawn:

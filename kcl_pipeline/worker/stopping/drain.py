@@ -255,8 +255,7 @@ class DrainWatch:
                 continue
             if key not in self._read:
                 unread[key] = lease
-            pause, has_children = pauses.get(lease.lease_key), lease.shard_id in parents
-            wait = self._wait(lease, consumer, pause, has_children=has_children)
+            wait = self._wait(lease, consumer, pauses.get(lease.lease_key), parents)
             if wait is not None:
                 waits[key] = wait
         if leases:
@@ -287,8 +286,7 @@ class DrainWatch:
         lease: Lease,
         consumer: ShardConsumer | None,
         pause: ShardPause | None,
-        *,
-        has_children: bool,
+        parents: Collection[str],
     ) -> _Wait | None:
         """Return why an unfinished lease is waited for that no other worker is known to read."""
         if consumer is None:
@@ -298,9 +296,9 @@ class DrainWatch:
             return _Wait(f"its owner {owner} has not renewed it since the drain began", owner)
         if pause is not None and pause.attempts >= ATTEMPTS:
             return None
-        # ENDED: the row is at SHARD_END. The scan is older, and has no rows of the children.
-        is_ending = consumer.state in (ConsumerState.ENDING, ConsumerState.ENDED)
-        if lease.unique_key in self._read and not is_ending and not has_children:
+        # A shard with children is waited for until the scan has their rows, also if its own row is
+        # at SHARD_END: the scan is older then.
+        if lease.unique_key in self._read and not (consumer.is_at_end or lease.shard_id in parents):
             return None
         reading = self._source.state_of(lease.lease_key)
         error = consumer.error or (None if reading is None else reading.error)
