@@ -23,7 +23,7 @@ from kcl_pipeline.batch import (
     Written,
 )
 from kcl_pipeline.config import BatchSettings
-from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
+from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
 from kcl_pipeline.worker.batch_runner import WriteSteps
@@ -232,6 +232,8 @@ class TwoKinds:
     The transform raises on bad records. Values are refused after it has returned.
     """
 
+    refusal: type[TransformFailedError] = TransformFailedError
+
     def __init__(self, bench: Bench):
         self._write, self._has_raised = bench.writer.write, False
         self.writes = 0
@@ -242,7 +244,7 @@ class TwoKinds:
         self.writes += 1
         self._has_raised = BAD in batch.records["data"].to_pylist()
         if not self._has_raised and REFUSED in batch.records["data"].to_pylist():
-            raise TransformFailedError("refused", detail="refused")
+            raise self.refusal("refused", detail="refused")
         return self._write(batch)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
@@ -307,6 +309,18 @@ def test_a_shard_with_values_of_no_table_alone_is_committed_before_the_search():
     first, second = bench.split(batch_of(s1=[BAD] + [GOOD] * 30, s2=[REFUSED] + [GOOD] * 20))
     assert (first.lease_keys, numbers(first, "s2")) == (("s2",), ["1"])
     assert (second.lease_keys, numbers(second, "s1")) == (("s1",), ["1"])
+
+
+@pytest.mark.parametrize(("misfits", "paused"), [(1, False), (20, True)])
+def test_columns_that_fit_no_table_pause_the_rest_of_a_search_if_all_records_have_them(
+    misfits: int, paused: bool
+):
+    bench = Bench(max_dead_letter_share=1)
+    TwoKinds(bench).refusal = ResultMismatchError
+    data = [BAD] + [REFUSED] * misfits + [GOOD] * (20 - misfits)
+    failed = [numbers(part, "s1") for part in bench.split(batch_of(s1=data))]
+    assert failed == ([] if paused else [["1", "2"]])
+    assert bench.paused == ({"s1": "refused"} if paused else {})
 
 
 def test_more_than_a_hundred_failing_records_of_many_are_no_broken_transform():
@@ -513,6 +527,20 @@ class TestRejected:
         assert part.written.rows == 30
         assert "21 of 30 records fail" in bench.paused["s2"]
         assert "shard_id=s2, sequence_number=1, sub_sequence_number=0" in bench.paused["s2"]
+
+    def test_what_fails_without_a_shard_over_its_limit_is_isolated(self):
+        def alone(table: pa.Table) -> pa.Table:
+            if b"worse" in table["data"].to_pylist() and "s2" not in table["shard_id"].to_pylist():
+                raise ValueError("worse")
+            return marked(table)
+
+        bench = Bench(alone)
+        data = [GOOD] * 20
+        passing, part = bench.split(batch_of(s1=[b"worse", *data], s2=[BAD] * 40, s3=data))
+        assert bench.paused.keys() == {"s2"}
+        assert (passing.lease_keys, passing.written.rows) == (("s3",), 20)
+        assert (part.lease_keys, part.written.rows) == (("s1",), 20)
+        assert numbers(part, "s1") == ["1"]
 
     def test_failed_and_rejected_records_count_together(self):
         def both(table: pa.Table) -> pa.Table:
