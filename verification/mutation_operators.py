@@ -39,9 +39,11 @@ Example:
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 KINDS: Final = {
@@ -274,17 +276,28 @@ def change(source: str, name: str, at: str, operator: str) -> str:
     Raises:
         NoSuchPlaceError: A part of the entry does not fit the source, or changes nothing.
     """
-    return ast.unparse(ast.fix_missing_locations(changed_tree(source, name, at, operator)))
+    tree = ast.parse(source)
+    _change(function(tree, name) if name else tree, at, operator)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def changed_tree(source: str, name: str, at: str, operator: str) -> ast.Module:
-    """Return the tree of the source with the change; its new nodes have no locations.
+def check(source: str, name: str, at: str, operator: str) -> None:
+    """Make the change in a copy of the function. A source is parsed once for all of its entries.
 
     Raises:
         NoSuchPlaceError: See `change`.
     """
-    tree = ast.parse(source)
-    inside = function(tree, name) if name else tree
+    tree = _parsed(source)
+    _change(copy.deepcopy(function(tree, name) if name else tree), at, operator)
+
+
+@lru_cache(maxsize=100)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def _change(inside: ast.AST, at: str, operator: str) -> None:
+    """Make the change; new nodes have no locations."""
     before = ast.dump(inside)
     chosen = [find(inside, one) for one in at.split(" + ")]
     operators = operator.split(" + ")
@@ -295,7 +308,6 @@ def changed_tree(source: str, name: str, at: str, operator: str) -> ast.Module:
         apply(chosen[number], operators[number % len(operators)], inside)
     if ast.dump(inside) == before:
         raise NoSuchPlaceError(f"{operator!r} changes nothing at {at!r}")
-    return tree
 
 
 def apply(place: Place, operator: str, inside: ast.AST) -> None:

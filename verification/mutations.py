@@ -86,7 +86,7 @@ class Mutation:
         if self.file.endswith(".java") or ":" in name:
             self.changed(source)
         else:
-            mutation_operators.changed_tree(source, name, self.at, self.operator)
+            mutation_operators.check(source, name, self.at, self.operator)
 
     def _changed_constant(self, source: str, constant: str, method: str) -> str:
         tree = ast.parse(source)
