@@ -16,7 +16,7 @@ from typing import Final
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS, ApplicationPausedError, AwsError
-from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.events import AwsTrouble, EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams import SelectStreams, selected_streams
 from kcl_pipeline.leases.application import (
@@ -208,7 +208,7 @@ def _existing(stream: RecordedStream, dependencies: WorkerDependencies) -> Recor
     try:
         found = dependencies.kinesis.resolve_stream(stream.arn, multi_stream=True)
     except STREAM_ERRORS as error:
-        dependencies.events(AwsTrouble(_RECORDING, f"{stream.arn}: {error}"))
+        dependencies.events(StreamUnavailable(dependencies.worker_id, stream.arn, str(error)))
         return None
     return RecordedStream.of(found, dependencies.settings.shard_sync_of(found))
 
