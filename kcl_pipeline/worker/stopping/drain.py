@@ -261,25 +261,30 @@ class DrainWatch:
         if leases:
             self._unread[stream] = unread
         if stream in self._lifecycle.deleted:
-            self._note_deleted(stream, unread)
-            # Another worker that is known to be the owner reads its lease, or a leader assigns it.
-            owned = {row.unique_key for row in leases if row.actual_owner not in (None, me)}
-            waits = {key: wait for key, wait in waits.items() if key in owned}
-            # Now, and not at the end: a drain that is stopped before would lose them in silence.
-            for key in sorted(unread.keys() - owned):
-                self._lifecycle.deleted.report(unread[key], stream)
+            waits = self._lose(stream, leases, unread, waits)
         self._waits |= waits
 
-    def _note_deleted(self, stream: StreamId, unread: Collection[str]) -> None:
-        """Note what was not read of a deleted stream; report the deletion once."""
-        name, reason = stream.arn or stream.name, "the stream was deleted during the drain"
+    def _lose(
+        self,
+        stream: StreamId,
+        leases: Sequence[Lease],
+        unread: Mapping[str, Lease],
+        waits: Mapping[str, _Wait],
+    ) -> dict[str, _Wait]:
+        """Report what is lost with a deleted stream; return what is waited for nevertheless."""
+        me, reason = self._dependencies.worker_id, "the stream was deleted during the drain"
         if stream not in self._failures:
-            me = self._dependencies.worker_id
-            self._dependencies.events(StreamUnavailable(me, name, reason))
+            self._dependencies.events(StreamUnavailable(me, stream.arn or stream.name, reason))
         is_read = stream in self._unread and not unread
         what = f"{len(unread)} of its shards were" if unread else "it was"
         text = f"the stream {stream.name} was deleted during the drain; {what} not read"
         self._failures[stream] = "" if is_read else text
+        # Another worker that is known to be the owner reads its lease, or a leader assigns it.
+        owned = {row.unique_key for row in leases if row.actual_owner not in (None, me)}
+        # Now, and not at the end: a drain that is stopped before would lose them in silence.
+        for key in sorted(unread.keys() - owned):
+            self._lifecycle.deleted.report(unread[key], stream)
+        return {key: wait for key, wait in waits.items() if key in owned}
 
     def _wait(
         self,
