@@ -98,6 +98,21 @@ class Fleet:
         self.most = max(self.most, active)
         return result
 
+    def settle(self, log: list[str], *, within: int, **given: Any) -> list[dg.SensorResult]:
+        """Tick until the log is this one, then ten more times; return the results of all ticks.
+
+        Args:
+            log: What is to happen, and nothing afterwards.
+            within: So many ticks at most.
+            given: Arguments of each tick.
+        """
+        results: list[dg.SensorResult] = []
+        while self.log != log and len(results) < within:
+            results.append(self.tick(**given))
+        results += [self.tick(**given) for _ in range(10)]
+        assert self.log == log
+        return results
+
     def _note(self, run: dg.DagsterRun, kind: Kind) -> None:
         """Let a run start or end at this moment of the virtual time."""
         now = datetime.fromtimestamp(self.stage.clock.now, UTC)

@@ -234,8 +234,7 @@ def test_after_a_failed_successor_of_the_same_version_the_next_one_waits_for_an_
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_deploy_replaces_every_worker_after_its_successor_reads(fleet, is_busy):
     fleet.is_busy = is_busy
-    texts = [fleet.tick().cursor or "" for _ in range(40)]
-    assert fleet.log == ORDER
+    texts = [result.cursor or "" for result in fleet.settle(ORDER, within=40)]
     assert (fleet.versions(), fleet.most) == (["two", "two"], 3)
     assert sorted(fleet.owners().values()) == [2, 2]
     assert fleet.moves == 4, "each lease moves once"
@@ -250,8 +249,8 @@ def test_in_a_leaderless_application_the_leases_are_free_when_the_former_worker_
         fleet.tick()
     fleet.log.clear()
     fleet.deploy("two")
-    texts = [fleet.tick().cursor or "" for _ in range(150)]
-    assert fleet.log == ["start two", "end one with 2", "start two", "end one with 2"]
+    order = ["start two", "end one with 2", "start two", "end one with 2"]
+    texts = [result.cursor or "" for result in fleet.settle(order, within=150)]
     assert sorted(fleet.owners().values()) == [2, 2]
     assert not any("replaces no more" in text for text in texts)
 
@@ -268,19 +267,17 @@ def test_the_same_code_replaces_nothing(fleet):
     [pytest.param(at, marks=() if at in (3, 9) else (pytest.mark.long,)) for at in range(1, 16)],
 )
 def test_a_sensor_that_restarts_in_the_middle_continues(fleet, restart):
-    for tick in range(50):
-        if tick == restart:
-            fleet.deploy("two")
-            fleet.stage.cursor = '{"open_shards": 8}'
+    for _ in range(restart):
         fleet.tick()
-    assert fleet.log == ORDER
+    fleet.deploy("two")
+    fleet.stage.cursor = '{"open_shards": 8}'
+    fleet.settle(ORDER, within=50)
     assert (fleet.versions(), fleet.most) == (["two", "two"], 3)
 
 
 def test_a_broken_version_costs_one_worker_and_the_old_ones_go_on(fleet):
     fleet.broken.add("two")
-    results = [fleet.tick() for _ in range(60)]
-    assert fleet.log == ["start two", "end two with 2"]
+    results = fleet.settle(["start two", "end two with 2"], within=60)
     assert fleet.versions() == ["one", "one"]
     assert sorted(fleet.owners().values()) == [2, 2]
     (ended,) = fleet.instance.get_runs(dg.RunsFilter(statuses=[S.FAILURE]))
@@ -300,14 +297,11 @@ def test_a_broken_version_costs_one_worker_and_the_old_ones_go_on(fleet):
     assert "version two replaces no more workers" in checks[-1].description
     fleet.log.clear()
     fleet.deploy("three")
-    for _ in range(40):
-        fleet.tick()
-    assert fleet.log == ["start three", "end one", "start three", "end one"]
+    fleet.settle(["start three", "end one", "start three", "end one"], within=40)
 
 
 def test_runs_that_fail_at_once_stop_a_version(fleet):
-    results = [fleet.tick(fails=True) for _ in range(80)]
-    assert fleet.log == ["start two"] * 3
+    results = fleet.settle(["start two"] * 3, within=80, fails=True)
     assert fleet.versions() == ["one", "one"]
     sentence = results[-1].skip_reason.skip_message
     assert "version two replaces no more workers: its last 3 runs failed" in sentence
@@ -340,9 +334,7 @@ def test_a_successor_that_is_killed_gives_its_place_to_another_one(fleet):
     while len(fleet.alive) < 3:
         fleet.tick()
     fleet.kill(fleet.alive[-1])
-    for _ in range(80):
-        fleet.tick()
-    assert fleet.log == ["start two", "kill two", *ORDER]
+    fleet.settle(["start two", "kill two", *ORDER], within=80)
     assert fleet.most == 3
     assert sorted(fleet.owners().values()) == [2, 2]
 
@@ -352,9 +344,7 @@ def test_a_worker_that_is_killed_while_it_is_replaced_has_its_successor(fleet):
         fleet.tick()
     former = fleet.alive[-1].tags["kcl/replaces"]
     fleet.kill(next(run for run in fleet.alive if fleet.stage.worker_of(run) == former))
-    for _ in range(60):
-        fleet.tick()
-    assert fleet.log == ["start two", "kill one", "start two", "end one"]
+    fleet.settle(["start two", "kill one", "start two", "end one"], within=60)
     assert fleet.most == 3
 
 
@@ -375,11 +365,11 @@ def test_workers_without_a_run_are_counted_by_their_rows(instance):
 @pytest.mark.parametrize(("workers", "is_busy"), [(1, True), (6, False)])
 @pytest.mark.parametrize("generations", [3, pytest.param(10, marks=pytest.mark.long)])
 def test_bounded_runs_follow_each_other(instance, is_busy, workers, generations):
-    """Run hours of six minutes, also with more workers than the four shards."""
-    fleet = Fleet(instance, min=workers, max=workers, run_hours=0.1, rolling_replacement=False)
+    """Run hours of three minutes, also with more workers than the four shards."""
+    fleet = Fleet(instance, min=workers, max=workers, run_hours=0.05, rolling_replacement=False)
     fleet.is_busy = is_busy
     fleet.stage.cursor = '{"open_shards": 4}'
-    for _ in range(72 * generations):
+    for _ in range(36 * generations):
         fleet.tick()
     workers = min(workers, 4)
     starts = fleet.log.count("start one")
