@@ -16,10 +16,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import botocore.hooks
 import botocore.session
 import pytest
+import typer.main
 from hypothesis import is_hypothesis_test, settings
 
 from tests.support.examples import EVERY, SHORT, register_profiles
@@ -51,6 +53,23 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
 # Most tests that talk to a server create clients of their own. A loader that all sessions share
 # parses the files of botocore once and lists its services once, which is half of a client's time.
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+
+
+# The current names of all events are found again for each session and each client.
+class EventAliaser(botocore.hooks.EventAliaser):
+    """Keeps the names of events for the whole run. All sessions have the same aliases."""
+
+    names: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._alias_name_cache = self.names
+
+
+botocore.session.EventAliaser = EventAliaser  # type: ignore[misc]
+
+# Each run of a command would make the tree of all commands again. typer.testing is imported later.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Nothing that the collection makes is garbage until the end. Tests make much, and few cycles.
 gc.disable()
