@@ -348,13 +348,13 @@ class Watchdog:
         self._used_at, seconds = max(used_at, self._used_at), self._useless.count(now)
         if seconds < self._useless_seconds or self.ending is not None:
             return
-        sentence = (
+        text = (
             f"the worker could neither read, renew nor commit for {seconds:.0f} s "
             "(worker.useless_after_millis)"
         )
         last_errors = [*errors.values(), *(shard.step(is_known=True)[1] for shard in shards)]
-        if any(last_errors):
-            sentence += f"; the last error is: {next(filter(None, last_errors))}"
+        error = next(filter(None, last_errors), None)
+        sentence = f"{text}; the last error is: {error}" if error else text
         self.ending = Ending(StopReason.USELESS, sentence)
         self._stop.set()
 
