@@ -110,7 +110,7 @@ class DeltaBench(Bench):
             process = getattr(actor.body, "__self__", None)
             if isinstance(process, Process):
                 process._writer = self.writer
-                process._steps._write = self.writer.write
+                process._steps._rewrite = self.writer.write
         if vacuums:
             self.actors.append(Actor("vacuum", self._vacuum))
 
