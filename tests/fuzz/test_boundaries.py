@@ -5,19 +5,17 @@ harness itself promises.
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from tests.fuzz import values
+from tests.fuzz.__main__ import main
 from tests.fuzz.boundary import CORPUS, Boundary, keep, loaded
 from tests.fuzz.guard import MemoryLimitError, TimeLimitError, limited
 from tests.fuzz.runner import all_boundaries, drawn, error_of, run, shrunk
 
-ROOT = Path(__file__).parents[2]
 SEED = 14
 BOUNDARIES = {boundary.name: boundary for boundary in all_boundaries()}
 KEPT = [(name, file) for name, boundary in BOUNDARIES.items() for file in boundary.kept()]
@@ -127,21 +125,8 @@ def test_mutations_come_from_the_seed_alone() -> None:
     assert len(set(once)) > 40
 
 
-def test_a_run_for_a_time_in_a_process_of_its_own() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzz",
-        "--only",
-        "lock_row",
-        "--inputs",
-        "20",
-        "--seed",
-        "3",
-    ]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "seed 3" in done.stdout
-    assert "lock_row: 20 inputs (" in done.stdout
+def test_a_boundary_runs_in_a_process_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "lock_row", "--inputs", "20", "--seed", "3"]) == 0
+    said = capfd.readouterr().out
+    assert "seed 3" in said
+    assert "lock_row: 20 inputs (" in said
