@@ -61,11 +61,11 @@ def permissions(role: str) -> set[Permission]:
 
 
 def denied(role: str) -> list[ParameterSet]:
-    """The permissions of a role, each to be denied: every third by `make test`, all by
+    """The permissions of a role, each to be denied: every fifth by `make test`, all by
     `make test-long`.
     """
     return [
-        pytest.param(one, marks=[pytest.mark.long] if number % 3 else [])
+        pytest.param(one, marks=[pytest.mark.long] if number % 5 else [])
         for number, one in enumerate(sorted(permissions(role)))
     ]
 
