@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from contextlib import suppress
 
@@ -18,21 +16,11 @@ from kcl_pipeline.local.demo.dagster_client import DagsterClient, Run
 from tests.guides.snippets import ROOT, TUTORIAL, commands, snippets
 from tests.guides.walkthrough import Walkthrough
 from tests.support.fleet_processes import wait_until
+from tests.support.project_definitions import project_definitions
 
 PAGE = (ROOT / TUTORIAL).read_text(encoding="utf-8")
 COUNTED = re.compile(r"^(\d+) rows, (\d+) ids, version \d+$", re.MULTILINE)
 START_SECONDS = 300
-LOOK = """
-import json, definitions
-defs = definitions.defs
-graph = defs.resolve_asset_graph()
-print(json.dumps({
-    "assets": [key.to_user_string() for key in graph.get_all_asset_keys()],
-    "checks": [key.name for key in graph.asset_check_keys],
-    "sensors": [one.name for one in defs.sensors],
-    "jobs": [one.name for one in defs.jobs],
-}))
-"""
 
 
 class Reader(Walkthrough):
@@ -128,20 +116,21 @@ def test_the_names_in_the_tutorial_exist(tmp_path):
     for path, text in project_files("purchases", "purchases").items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    found = subprocess.run(
-        [sys.executable, "-c", LOOK], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    names = json.loads(found.stdout.splitlines()[-1])
+    with project_definitions(tmp_path) as defs:
+        graph = defs.resolve_asset_graph()
+        assets = {key.to_user_string() for key in graph.get_all_asset_keys()}
+        checks = {key.name for key in graph.asset_check_keys}
+        sensors, jobs = {one.name for one in defs.sensors}, {one.name for one in defs.jobs}
     named = set(re.findall(r"`((?:purchases|kinesis)/\w+)`", PAGE))
-    assert named <= set(names["assets"])
+    assert named <= assets
     assert named == {
         "kinesis/purchases",
         "purchases/purchases",
         "purchases/fleet",
         "purchases/revenue_per_minute",
     }
-    assert "lag_below_threshold" in names["checks"]
-    assert "purchases_leader" in names["sensors"]
-    assert "purchases_consume" in names["jobs"]
+    assert "lag_below_threshold" in checks
+    assert "purchases_leader" in sensors
+    assert "purchases_consume" in jobs
     files = re.findall(r"`([\w/]+(?:/|\.py))`", PAGE)
     assert {path for path in files if not (tmp_path / path).exists()} == {"look.py"}

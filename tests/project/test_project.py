@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import pytest
 import yaml
 
 from kcl_pipeline.cli.init import project_files
 from kcl_pipeline.testing import run_transform
+from tests.support.project_definitions import project_definitions
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -21,54 +21,42 @@ FILES = [
     *(path for name in ("assets", "resources", "sensors") for path in (ROOT / name).glob("*.py")),
 ]
 PARTS = {"assets", "resources", "sensors", "definitions.py", "workspace.yaml", "dagster.yaml"}
-LOOK = """
-import json, os, sys, dagster as dg, kcl_pipeline, kcl_pipeline.orchestration.definitions
-for variables in json.loads(sys.argv[1]):
-    if (child := os.fork()) == 0:
-        break
-    os.waitpid(child, 0)
-else:
-    sys.exit()
-os.environ |= variables
-import definitions
-defs = definitions.defs
-dg.Definitions.validate_loadable(defs)
-graph = defs.resolve_asset_graph()
-print(json.dumps({
-    "parents": {
-        key.to_user_string(): sorted(one.to_user_string() for one in graph.get(key).parent_keys)
-        for key in graph.get_all_asset_keys()
-    },
-    "sensors": {one.name: one.default_status.value for one in defs.sensors},
-    "schedules": {one.name: one.default_status.value for one in defs.schedules},
-    "resources": sorted(defs.resources),
-}), flush=True)
-"""
+
+
+def look(folder: Path, java_home: Path) -> dict[str, Any]:
+    """What the definitions have, as Dagster loads them with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("LAKE", str(folder / "lake"))
+        patch.setenv("JAVA_HOME", str(java_home))
+        with project_definitions(ROOT) as defs:
+            dg.Definitions.validate_loadable(defs)
+            graph = defs.resolve_asset_graph()
+            return {
+                "parents": {
+                    key.to_user_string(): sorted(
+                        one.to_user_string() for one in graph.get(key).parent_keys
+                    )
+                    for key in graph.get_all_asset_keys()
+                },
+                "sensors": {one.name: one.default_status.value for one in defs.sensors},
+                "schedules": {one.name: one.default_status.value for one in defs.schedules},
+                "resources": sorted(defs.resources),
+            }
 
 
 @pytest.fixture(scope="module")
-def looks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, object]]]:
-    """What the definitions have with and without Java, as Dagster loads them, each in a process of
-    its own. What they import is imported once.
-    """
+def looks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the definitions have with and without Java."""
     folder = tmp_path_factory.mktemp("project")
     java = folder / "bin" / "java"
     java.parent.mkdir()
     java.touch(0o755)
     homes = {"with Java": folder, "without": folder / "nothing"}
-    environment = {name: value for name, value in os.environ.items() if name[:4] != "AWS_"}
-    variables = [{"LAKE": str(folder / "lake"), "JAVA_HOME": str(home)} for home in homes.values()]
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, json.dumps(variables)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = {name: look(folder, home) for name, home in homes.items()}
     assert not (folder / "lake").exists()
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(homes, map(json.loads, lines), strict=True))
+    return found
 
 
 def test_the_project_has_two_pipelines_and_a_table_that_follows_one(looks):
