@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+import pyarrow as pa
+
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import (
@@ -412,16 +414,25 @@ class WriteSteps:
                 batch = replace(batch, written=written)
             failed = all_failed(batch)
         except TransformFailedError as error:
-            # 3. Isolate failures.
-            if not fails_together:
-                for part in self._isolation.isolate_failures(batch, error, pause):
-                    yield from self._write_parts(part, pause, fails_together=part is batch)
-            elif len(batch.ranges) == 1:
-                pause({batch.ranges[0].lease_key: f"{_NOT_TOGETHER}{error}"})
-            else:
-                for key in batch.lease_keys:
-                    yield from self._write_parts(only(batch, [key]), pause)
+            # A copy: the frames of the error hold what the transform made of the batch.
+            failure = type(error)(str(error), detail=error.detail)
+        else:
+            yield from self._within_limits(batch, failed, pause)
             return
+        # 3. Isolate failures.
+        if not fails_together:
+            for part in self._isolation.isolate_failures(batch, failure, pause):
+                yield from self._write_parts(part, pause, fails_together=part is batch)
+        elif len(batch.ranges) == 1:
+            pause({batch.ranges[0].lease_key: f"{_NOT_TOGETHER}{failure}"})
+        else:
+            for key in batch.lease_keys:
+                yield from self._write_parts(only(batch, [key]), pause)
+
+    def _within_limits(
+        self, batch: Batch, failed: Mapping[str, pa.Table], pause: Pause
+    ) -> Iterator[Batch]:
+        """Yield a written batch, or write the rest of it if leases exceed their limits."""
         over = self._limits.exceeded(batch, failed)
         if not over:
             yield replace(batch, failed=failed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import random
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -457,6 +459,22 @@ def test_when_all_records_fail_the_rest_is_not_transformed():
     [part] = bench.split(batch_of(s1=[BAD] * 9))
     assert part.written == NOTHING_WRITTEN
     assert len(numbers(part, "s1")) == 9
+
+
+def test_a_search_does_not_keep_what_the_transform_had_made_of_the_whole_batch():
+    made: list[weakref.ref[pa.Table]] = []
+
+    def late(table: pa.Table) -> pa.Table:
+        gc.collect()
+        assert all(earlier() is None for earlier in made)
+        result = pa.concat_tables([table, table])
+        made.append(weakref.ref(result))
+        return strict(result).slice(0, table.num_rows)
+
+    bench = Bench(late)
+    [part] = bench.split(batch_of(s1=[GOOD] * 20 + [BAD]))
+    assert numbers(part, "s1") == ["21"]
+    assert len(made) > 2
 
 
 def test_a_search_ends_when_the_worker_is_stopped():
