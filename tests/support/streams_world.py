@@ -21,6 +21,10 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
 
 STEP_SECONDS = 0.25
+LEAD_SECONDS = 1.0
+"""Shortest time between two leader ticks, which is a tenth of the failover time. A cycle costs more
+than everything else of a step.
+"""
 
 
 class StreamsWorld:
@@ -109,16 +113,16 @@ class StreamsWorld:
         while self.clock.monotonic() < until:
             for worker in self.workers.values():
                 self._tick(worker.lease_tick)
-                self._tick(worker.lead_tick)
+                self._tick(worker.lead_tick, LEAD_SECONDS)
                 for _ in range(4):
                     worker.fetch_tick()
                 worker.process_tick()
             self.clock.advance(STEP_SECONDS)
 
-    def _tick(self, tick):
+    def _tick(self, tick, shortest=0.0):
         now = self.clock.monotonic()
         if now >= self.due.get(tick, now):
-            self.due[tick] = now + tick()
+            self.due[tick] = now + max(tick(), shortest)
 
     def run_until(self, condition, limit):
         began = self.clock.monotonic()

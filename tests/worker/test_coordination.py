@@ -10,7 +10,7 @@ from kcl_pipeline.events import LeaderElected, LeaseMoved
 from kcl_pipeline.leader.kcl2 import TAKE_AND_STEAL
 from kcl_pipeline.leases.row import LEADER_KEY
 from kcl_pipeline.worker.worker import Worker
-from tests.support.worker_world import World, numbered
+from tests.support.worker_world import LEAD_SECONDS, World, numbered
 
 
 class Fleet(World):
@@ -19,6 +19,7 @@ class Fleet(World):
     def __init__(self, **settings):
         super().__init__(**settings)
         self.crew = {"w-1": self.worker}
+        self.lead_at: dict[str, float] = {}
 
     def join(self, name: str, *, leads: bool = True) -> Worker:
         worker = self.make_worker(name)
@@ -28,15 +29,14 @@ class Fleet(World):
         self.crew[name] = worker
         return worker
 
-    def run(self, seconds=10.0, step=0.1):
+    def run(self, seconds=10.0, step=0.2):
         until = self.clock.monotonic() + seconds
-        pauses = dict.fromkeys(self.crew, 0.0)
         while self.clock.monotonic() < until:
             for name, worker in self.crew.items():
                 worker.lease_tick()
-                pauses[name] -= step
-                if pauses[name] <= 0:
-                    pauses[name] = worker.lead_tick()
+                now = self.clock.monotonic()
+                if now >= self.lead_at.get(name, now):
+                    self.lead_at[name] = now + max(worker.lead_tick(), LEAD_SECONDS)
                 worker.fetch_tick()
                 worker.process_tick()
             self.clock.advance(step)
