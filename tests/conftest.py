@@ -23,6 +23,7 @@ import botocore.session
 import pytest
 import typer.main
 from hypothesis import is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.examples import EVERY, SHORT, register_profiles
 
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 register_profiles()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", SHORT))
+if settings.get_current_profile_name() == SHORT:
+    # Otherwise Hypothesis mixes the constants of all modules that are imported into what it draws:
+    # cases would depend on them, and every process parses all modules of a fresh clone once more.
+    providers.is_local_module_file = lambda _path: False
 
 
 # For JVMs that live for seconds: without the second compiler and the collector's threads they take
