@@ -57,7 +57,7 @@ def put_three_groups(world):
     world.put(*INSIDE)
     world.clock.advance(HOUR)
     world.put(*AFTER)
-    arrivals = [world.arrival(one) for one in INSIDE]
+    arrivals = world.arrivals(INSIDE)
     return min(arrivals), max(arrivals)
 
 
@@ -83,7 +83,7 @@ def test_the_begin_is_inclusive_and_the_end_exclusive(world):
     world.put(b"two")
     world.clock.advance(1)
     world.put(b"three")
-    one, two, three = (world.arrival(name) for name in (b"one", b"two", b"three"))
+    one, two, three = world.arrivals([b"one", b"two", b"three"])
     for begin, end, expected in (
         (one, three, [b"one", b"two"]),
         (one + MILLI, three + MILLI, [b"two", b"three"]),
@@ -128,8 +128,8 @@ def test_shards_that_were_merged_and_split_after_the_range(world):
     keys = ("0", str(2**127))
     world.put(*INSIDE[:10], hash_key=keys[0])
     world.put(*INSIDE[10:], hash_key=keys[1])
-    first = min(world.arrival(one) for one in INSIDE)
-    last = max(world.arrival(one) for one in INSIDE)
+    arrivals = world.arrivals(INSIDE)
+    first, last = min(arrivals), max(arrivals)
     world.clock.advance(HOUR)
     world.put(*AFTER, hash_key=keys[0])
     one, two = (s["ShardId"] for s in world.kinesis.list_shards(StreamName=world.name)["Shards"])
@@ -202,7 +202,7 @@ def test_a_killed_replay_is_continued_with_its_id_and_nothing_lands_twice(tmp_pa
         records = [b"r-%d" % n for n in range(60)]
         world.put(*records)
         world.drain()
-        times = world.arrival(b"r-0") - timedelta(seconds=1), world.now()
+        times = min(world.arrivals(records)) - timedelta(seconds=1), world.now()
         target = world.table if in_place else world.side
         began = world.rows(target)
         ended = subprocess.run(

@@ -63,16 +63,16 @@ class ReplayWorld:
         records = [{"Data": one, "PartitionKey": one.decode(), **more} for one in data]
         self.kinesis.put_records(StreamName=self.name, Records=records)
 
-    def arrival(self, data):
-        """The arrival time of a record, as Kinesis says."""
+    def arrivals(self, records):
+        """The arrival times of these records, as Kinesis says, in their order."""
+        times = {}
         for shard in self.kinesis.list_shards(StreamName=self.name)["Shards"]:
             token = self.kinesis.get_shard_iterator(
                 StreamName=self.name, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
             )["ShardIterator"]
             for record in self.kinesis.get_records(ShardIterator=token)["Records"]:
-                if record["Data"] == data:
-                    return record["ApproximateArrivalTimestamp"].astimezone(UTC)
-        raise AssertionError(f"there is no record {data!r}")
+                times[record["Data"]] = record["ApproximateArrivalTimestamp"].astimezone(UTC)
+        return [times[data] for data in records]
 
     def now(self):
         return datetime.fromtimestamp(self.clock.wall(), UTC)
