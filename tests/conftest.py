@@ -25,6 +25,7 @@ import typer.main
 from hypothesis import is_hypothesis_test, settings
 from hypothesis.internal.conjecture import providers
 
+from tests.support.botocore_sessions import share_handlers
 from tests.support.examples import EVERY, SHORT, register_profiles
 
 # fixtures of the fan-out files
@@ -58,6 +59,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
 # Most tests that talk to a server create clients of their own. A loader that all sessions share
 # parses the files of botocore once and lists its services once, which is half of a client's time.
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+share_handlers()
 
 
 # The current names of all events are found again for each session and each client.
