@@ -298,7 +298,7 @@ def test_a_sink_that_is_no_table_has_no_address():
     )
 
 
-@pytest.mark.long  # `tests/project` loads the definitions in a process that imports once
+@pytest.mark.long  # `tests/project` loads the definitions in the process of the test
 def test_the_workspace_of_the_repository_validates(tmp_path):
     root = Path(__file__).parents[2]
     command = [
