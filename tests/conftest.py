@@ -78,6 +78,11 @@ botocore.session.EventAliaser = EventAliaser  # type: ignore[misc]
 # Each run of a command would make the tree of all commands again. typer.testing is imported later.
 typer.main.get_command = functools.cache(typer.main.get_command)
 
+# delta-rs and obstore parse all certificates of the machine for each store that is opened, also
+# where its address is http://127.0.0.1. Without any they refuse to start; no test needs more.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "certificate.pem")
+os.environ.pop("SSL_CERT_DIR", None)
+
 # Nothing that the collection makes is garbage until the end. Tests make much, and few cycles.
 gc.disable()
 gc.set_threshold(5_000, 10, 10)
