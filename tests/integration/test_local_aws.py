@@ -19,8 +19,8 @@ RECORDS = 3_000
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    """An instance, the embedded AWS with a published stream, a pipeline without Spark, and its
-    definitions.
+    """An instance, the embedded AWS with a published stream, a pipeline without Spark, its
+    definitions, and the run that has drained the stream.
     """
     lake = tmp_path_factory.mktemp("lake")
     fast = {
@@ -52,16 +52,19 @@ def running(tmp_path_factory):
                     for n in range(first, first + 500)
                 ],
             )
-        yield (
-            instance,
-            pipeline,
-            build_definitions(pipeline, DagsterOptions(aws=resource)),
-            resource,
-        )
+        defs = build_definitions(pipeline, DagsterOptions(aws=resource))
+        yield instance, pipeline, defs, resource, drained(instance, pipeline, defs)
+
+
+def drained(instance, pipeline, defs):
+    """Materialize the output, which drains what the stream has."""
+    return defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, asset_selection=[Names.of(pipeline).output]
+    )
 
 
 def tick(running, cursor=None):
-    instance, pipeline, defs, _ = running
+    instance, pipeline, defs, _, _ = running
     sensor = defs.resolve_sensor_def(Names.of(pipeline).leader_sensor)
     held = defs.get_repository_def().get_top_level_resources()
     with dg.build_sensor_context(
@@ -74,11 +77,7 @@ def test_materialize_drains_everything_and_its_figures_agree_with_the_table(runn
     # its runtime must start in the process that uses it
     from deltalake import DeltaTable  # noqa: PLC0415
 
-    instance, pipeline, defs, _ = running
-    names = Names.of(pipeline)
-    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
-        instance=instance, asset_selection=[names.output]
-    )
+    instance, pipeline, _, _, result = running
     assert result.success
     table = DeltaTable(pipeline.sink.uri).to_pyarrow_table()
     assert sorted(int(v.as_py()) for v in table["data"]) == list(range(RECORDS))
@@ -101,7 +100,7 @@ def test_materialize_drains_everything_and_its_figures_agree_with_the_table(runn
 
 
 def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(running):
-    instance, pipeline, defs, resource = running
+    instance, pipeline, defs, resource, _ = running
     tables = defs.get_repository_def().get_top_level_resources()
     assert set(tables) >= {Names.of(pipeline).leases_resource, Names.of(pipeline).aws}
     dynamodb = resource.clients(pipeline.settings).dynamodb
@@ -109,9 +108,7 @@ def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(running):
     assert len(rows) == 4
     assert not [row for row in rows if "leaseOwner" in row]
     assert dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []
-    again = defs.resolve_implicit_global_asset_job_def().execute_in_process(
-        instance=instance, asset_selection=[Names.of(pipeline).output]
-    )
+    again = drained(instance, pipeline, defs)
     assert again.success
     (event,) = [
         r.event_log_entry.dagster_event.asset_observation_data.asset_observation
@@ -141,7 +138,7 @@ def test_the_sensor_leads_and_tells_what_it_sees(running):
 
 
 def test_the_check_with_a_button_reads_the_real_table(running):
-    instance, _, defs, _ = running
+    instance, _, defs, _, _ = running
     job = dg.define_asset_job(
         "coverage",
         dg.AssetSelection.checks(
@@ -161,7 +158,7 @@ def test_maintenance_compacts_and_keeps_every_record(running):
     # its runtime must start in the process that uses it
     from deltalake import DeltaTable  # noqa: PLC0415
 
-    instance, pipeline, defs, _ = running
+    instance, pipeline, defs, _, _ = running
     before = len(DeltaTable(pipeline.sink.uri).file_uris())
 
     def operate(operation, **options):
