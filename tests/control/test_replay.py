@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from kcl_pipeline import DeltaSink, KinesisPipeline
+from kcl_pipeline import DeltaSink, ForeachArrowSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.control import replay
@@ -257,6 +258,28 @@ def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypat
     done = world.run(world.plan("r1"))
     assert (done.is_complete, done.records) == (True, 0)
     assert world.rows(world.side) == Counter(INSIDE)
+    assert not world.table_names()
+
+
+def test_a_function_gets_a_range_once_if_a_run_is_killed_between_two_deletions(world, monkeypatch):
+    """A function stores no end of the replay. The row that does is deleted last."""
+    first, last = put_three_groups(world)
+    given = []
+    sink = ForeachArrowSink(lambda rows, _identity: given.extend(rows["data"].to_pylist()))
+    world.pipeline = replace(world.pipeline, sink=sink)
+    delete_tables = replay.delete_tables
+
+    def killed(clients, names):
+        delete_tables(clients, names[:1])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replay, "delete_tables", killed)
+        with pytest.raises(KeyboardInterrupt):
+            world.run(world.plan("r1", first, last + MILLI, in_place=True))
+    assert len(world.table_names()) == 2
+    assert world.run(world.plan("r1")).is_complete
+    assert Counter(given) == Counter(INSIDE)
     assert not world.table_names()
 
 
