@@ -218,7 +218,7 @@ def test_a_store_without_conditional_writes_is_refused(
     assert found.level is FindingLevel.PROBLEM
     assert "If-None-Match" in found.sentence
     store = boto3.client("s3", endpoint_url=proxy.url).list_objects_v2(Bucket=BUCKET)
-    assert not [one["Key"] for one in store["Contents"] if "probe" in one["Key"]]
+    assert not [one["Key"] for one in store["Contents"] if "/probe/" in one["Key"]]
 
 
 def test_the_probe_is_made_once(proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,15 @@ def make(aws: EmbeddedAws, registered: SparkSession) -> Iterator[Callable[[int],
         query.stop()
 
 
+@pytest.fixture
+def make_apart(registered: SparkSession) -> Iterator[Callable[[int], Kinesis]]:
+    """Like `make`, on an embedded AWS of its own, whose clock the test moves."""
+    with EmbeddedAws() as aws:
+        yield lambda shards: Kinesis(aws, registered, shards)
+        for query in registered.streams.active:
+            query.stop()
+
+
 class Batches:
     """A `foreachBatch` sink that keeps what it is given, by batch id; `hold` makes a batch wait in
     the middle.
@@ -287,10 +296,10 @@ def test_a_batch_that_was_killed_comes_again_with_the_same_rows(
 @streams
 @pytest.mark.parametrize("queries", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_available_now_reads_limited_batches_and_lost_records_end_the_query_with_one_sentence(
-    make: Callable[[int], Kinesis], tmp_path: Path, queries: int
+    make_apart: Callable[[int], Kinesis], tmp_path: Path, queries: int
 ) -> None:
     """Several queries with one checkpoint; each starts processes of Python."""
-    kinesis, sink = make(2), Batches()
+    kinesis, sink = make_apart(2), Batches()
 
     def read(given: Batches, **options: str) -> None:
         query = start(kinesis.stream(**options), given, tmp_path, availableNow=True)
