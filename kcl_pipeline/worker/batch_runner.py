@@ -14,6 +14,7 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import (
     CommitStoppedError,
+    ResultMismatchError,
     SinkError,
     TableMismatchError,
     TransformFailedError,
@@ -424,7 +425,9 @@ class WriteSteps:
             for part in self._isolation.isolate_failures(batch, failure, pause):
                 yield from self._write_parts(part, pause, fails_together=part is batch)
         elif len(batch.ranges) == 1:
-            pause({batch.ranges[0].lease_key: f"{_NOT_TOGETHER}{failure}"})
+            # Whether columns fit may depend on all records: an empty list has no type.
+            why = "" if isinstance(failure, ResultMismatchError) else _NOT_TOGETHER
+            pause({batch.ranges[0].lease_key: f"{why}{failure}"})
         else:
             for key in batch.lease_keys:
                 yield from self._write_parts(only(batch, [key]), pause)

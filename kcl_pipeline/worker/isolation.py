@@ -90,10 +90,10 @@ class FailureIsolation:
             SinkError: Spark failed.
             IsolationStoppedError: The worker stops.
         """
-        if self._is_failure_of_all(batch.records, error):
+        failing = self._failing(batch, error)
+        if failing is None:
             pause(dict.fromkeys(batch.lease_keys, str(error)))
             return
-        failing = self._failing(batch)
         passing = [key for key in batch.lease_keys if key not in failing]
         if passing:
             yield only(batch, passing)
@@ -102,20 +102,23 @@ class FailureIsolation:
             if rest.ranges:
                 yield rest
 
-    def _is_failure_of_all(self, records: pa.Table, error: TransformFailedError) -> bool:
-        """Return whether no record is at fault, but the transform or the columns of its result."""
-        if not isinstance(error, ResultMismatchError):
-            return isinstance(error, BrokenTransformError)
-        count = records.num_rows
-        rows = sorted(self._rng.sample(range(count), min(count, SAMPLES)))
-        return None not in self._writer.probe([records.slice(row, 1) for row in rows])
+    def _failing(self, batch: Batch, error: TransformFailedError) -> list[str] | None:
+        """Return the leases that fail alone.
 
-    def _failing(self, batch: Batch) -> list[str]:
-        """Return the leases that fail alone."""
+        None: no record is at fault, but the transform or the columns of its result.
+        """
+        if isinstance(error, BrokenTransformError):
+            return None
         chunks = [chunk for chunk in batch.ranges if chunk.record_count]
-        if len(chunks) == 1:  # It has failed as a batch.
-            return [chunks[0].lease_key]
-        failures = self._writer.probe([chunk.records for chunk in chunks])
+        failures: Sequence[object] = [error]  # One has failed as a batch.
+        if len(chunks) > 1:
+            failures = self._writer.probe([chunk.records for chunk in chunks])
+        # A sample of the batch may have no record of a short lease that passes.
+        if isinstance(error, ResultMismatchError) and all(failures):
+            records = batch.records
+            rows = sorted(self._rng.sample(range(records.num_rows), min(records.num_rows, SAMPLES)))
+            if all(self._writer.probe([records.slice(row, 1) for row in rows])):
+                return None
         return [chunk.lease_key for chunk, failure in zip(chunks, failures, strict=True) if failure]
 
     def _without_failures(self, batch: Batch, pause: Pause) -> Batch:

@@ -325,6 +325,30 @@ def test_columns_that_fit_no_table_pause_the_rest_of_a_search_if_all_records_hav
     assert bench.paused == ({"s1": "refused"} if paused else {})
 
 
+def test_columns_of_one_long_shard_that_fit_no_table_do_not_pause_a_short_one():
+    """A sample of the batch has no record of the short shard."""
+    bench = Bench()
+    TwoKinds(bench).refusal = ResultMismatchError
+    [part] = bench.split(batch_of(s1=[REFUSED] * 1_000, s2=[GOOD] * 3))
+    assert (part.lease_keys, bench.rows(part)) == (("s2",), ["1", "2", "3"])
+    assert bench.paused.keys() == {"s1"}
+    assert bench.paused["s1"].startswith("refused")
+
+
+def test_columns_that_fit_no_table_are_the_reason_although_each_record_has_columns_that_fit():
+    bench = Bench()
+    write = bench.writer.write
+
+    def untyped(batch: Batch) -> Written:
+        if batch.records.num_rows > 1:
+            raise ResultMismatchError("the element of tags has no type")
+        return write(batch)
+
+    bench.writer.write = untyped  # type: ignore[method-assign]
+    assert bench.split(batch_of(s1=[GOOD] * 5)) == []
+    assert bench.paused == {"s1": "the element of tags has no type"}
+
+
 def test_more_than_a_hundred_failing_records_of_many_are_no_broken_transform():
     bench = Bench(failed_records="skip")
     data = [BAD if i % 50 == 3 else GOOD for i in range(10_000)]
