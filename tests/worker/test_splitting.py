@@ -562,6 +562,12 @@ class TestRejected:
         assert part.failed["s1"]["error"].to_pylist() == ["not good"]
         assert part.failed["s1"]["data"].to_pylist() == [BAD]
 
+    def test_a_shard_without_records_is_committed_beside_them(self):
+        """PyArrow ended the process, at each attempt."""
+        [part] = Bench(marked).split(batch_of(s1=[], s2=[GOOD, BAD]))
+        assert part.lease_keys == ("s1", "s2")
+        assert part.failed.keys() == {"s2"}
+
     def test_too_many_pause_their_shard_and_no_other(self):
         bench = Bench(marked)
         [part] = bench.split(batch_of(s1=[GOOD] * 30, s2=[BAD] * 21 + [GOOD] * 9))
