@@ -71,8 +71,9 @@ def _without_leader(world: World, unowned: Callable[[], list[str]], violations: 
         violations.append(f"L9: {NO_LEADER_SECONDS:.0f} s without a leader: {'; '.join(left)}")
     world.note("-- somebody can lead again")
     world.weather.down_sites.clear()
-    # As after the storm: until all leases have an owner and no handoff is under way
-    until = world.scheduler.now + CONVERGE_SECONDS
+    _load(world, CONVERGE_SECONDS)
+    # A handoff that balances the load may be under way at this instant; it has to end.
+    until = world.scheduler.now + FAILOVER_SECONDS
     while world.scheduler.now < until and unowned():
         _load(world, _PERIOD)
     if left := unowned():
