@@ -41,9 +41,11 @@ from kcl_pipeline.text import counted, duration_text, printable
 # worker is alive if its row *changes*. The time in the row is not used.
 
 MISSING_ROW_SECONDS: Final = 120.0
-"""How long a run may have no worker metrics row.
-
-A starting worker writes its row after its Spark session exists. A stopping worker deletes it.
+"""How long a run may have no worker metrics row: a stopping worker deletes it, and then ends."""
+START_SECONDS: Final = 300.0
+"""How long a run may have had none yet. A worker writes its row after its Spark session exists,
+which on a small host, or with packages to load, takes minutes. A run that is closed before is
+replaced by one that needs as long.
 """
 STUCK_CANCELING_SECONDS: Final = 30.0
 LONGEST_GAP_SECONDS: Final = 10.0
@@ -145,11 +147,13 @@ def find_mismatches(
             continue
         canceling = run.status is DagsterRunStatus.CANCELING
         silent = heartbeats.silent_seconds(run.worker_id)
+        is_ending = canceling or run.worker_id in heartbeats.ended
+        row_limit = MISSING_ROW_SECONDS if is_ending else START_SECONDS
         action: Action = "report_canceled" if canceling else "report_failed"
         if silent is not None and silent > limit_seconds:
             reason = f"has not reported for {silent:.0f} s"
-        elif silent is None and heartbeats.absent_seconds(run.run_id) > MISSING_ROW_SECONDS:
-            reason = f"has had no row for {MISSING_ROW_SECONDS:.0f} s"
+        elif silent is None and heartbeats.absent_seconds(run.run_id) > row_limit:
+            reason = f"has had no row for {row_limit:.0f} s"
         elif (
             silent is not None
             and canceling

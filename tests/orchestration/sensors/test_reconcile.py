@@ -11,6 +11,7 @@ from kcl_pipeline.leases.row import BadRow
 from kcl_pipeline.orchestration.runs import RunView, silence_limit_seconds
 from kcl_pipeline.orchestration.supervision import (
     MISSING_ROW_SECONDS,
+    START_SECONDS,
     STUCK_CANCELING_SECONDS,
     Heartbeats,
     RunMismatch,
@@ -83,9 +84,23 @@ def test_a_drain_request_is_no_heartbeat():
     assert len(find_mismatches(memory, [run()], LIMIT)) == 1
 
 
-def test_a_run_without_a_row_is_given_time_to_start_and_to_finish():
-    assert watch(MISSING_ROW_SECONDS, row=False) == ()
-    assert watch(MISSING_ROW_SECONDS + 5, row=False)[0].action == "report_failed"
+def test_a_run_without_a_row_is_given_time_to_start():
+    """A Spark session on a small host needs more than two minutes."""
+    assert watch(START_SECONDS, row=False) == ()
+    assert watch(START_SECONDS + 5, row=False)[0].action == "report_failed"
+    canceled = watch(MISSING_ROW_SECONDS + 5, row=False, status=S.CANCELING)
+    assert canceled[0].action == "report_canceled"
+
+
+def test_a_run_whose_worker_has_deleted_its_row_is_given_time_to_finish():
+    memory = Heartbeats()
+    memory.observe([worker("w-1")], [run()], 0.0)
+    for now in range(5, round(MISSING_ROW_SECONDS) + 10, 5):
+        assert find_mismatches(memory, [run()], LIMIT) == ()
+        memory.observe([], [run()], float(now))
+    memory.observe([], [run()], MISSING_ROW_SECONDS + 15)
+    (finding,) = find_mismatches(memory, [run()], LIMIT)
+    assert finding.reason == "worker w-1 has had no row for 120 s"
 
 
 def test_runs_that_wait_in_the_queue_are_left_alone():
