@@ -32,7 +32,7 @@ PagePort = Annotated[
 def run(
     events: Events = 200_000,
     per_second: PerSecond = 2_500,
-    folder: Folder = Path(".run"),
+    folder: Folder = Path(".run/demo"),
     page_port: PagePort = 3000,
     as_json: AsJson = False,
 ) -> None:
@@ -48,7 +48,7 @@ def run(
 def dev(
     events: Events = 200_000,
     per_second: PerSecond = 2_500,
-    folder: Folder = Path(".run"),
+    folder: Folder = Path(".run/demo"),
     page_port: PagePort = 3000,
     as_json: AsJson = False,
 ) -> None:

@@ -145,6 +145,7 @@ def test_the_summary_of_a_worker_is_one_json_object():
 def test_the_demonstration_ends_with_its_verdict(verdict, code, is_json, monkeypatch, capsys):
     def run_demo(options, clock, say, *, stay_open):
         say("starting")
+        assert options.folder == Path(".run/demo"), "it is emptied; `dagster dev` uses .run"
         return verdict
 
     monkeypatch.setattr(demo, "run_demo", run_demo)

@@ -56,7 +56,7 @@ class DemoOptions:
 
     events: int = 200_000
     per_second: int = 2_500
-    folder: Path = Path(".run")
+    folder: Path = Path(".run/demo")
     page_port: int = 3000
     timeout_seconds: float = 300.0
 
