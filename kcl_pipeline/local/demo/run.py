@@ -314,6 +314,7 @@ class Demo:
         handoffs = workers = 0
         try:
             if hasattr(self, "page"):
+                self.say("stopping the workers, then Dagster and the embedded AWS")
                 runs = self._all_runs()
                 self._terminate_all(runs)
                 handoffs = round(sum(self.page.sum_of(run.run_id, "run_handoffs") for run in runs))
