@@ -33,9 +33,9 @@ from kcl_pipeline.leader.assign import WATCHERS
 from kcl_pipeline.worker.worker import Worker
 
 CASES: Final = ((1_000, 10), (10_000, 500), (100_000, 5_000))
-FAST_CASES: Final = ((100, 10),)
+FAST_CASES: Final = ((500, 10),)
 WORKER_LEASES: Final = 2_000
-_FAST_WORKER_LEASES: Final = 50
+_FAST_WORKER_LEASES: Final = 200
 _FAILOVER_STEPS: Final = 30
 _SAMPLE_SECONDS: Final = 30.0
 _WATCHER_SECONDS: Final = 120.0
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the results. The last line is JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print only one JSON line")
-    parser.add_argument("--fast", action="store_true", help="100 leases only")
+    parser.add_argument("--fast", action="store_true", help="500 leases only")
     parser.add_argument("--worker-leases", type=int, default=None)
     options = parser.parse_args(arguments)
     count = options.worker_leases or (_FAST_WORKER_LEASES if options.fast else WORKER_LEASES)

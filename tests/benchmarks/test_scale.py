@@ -83,11 +83,11 @@ def test_the_scale_benchmark_prints_its_keys(capsys: pytest.CaptureFixture[str])
     (case,) = json.loads(capsys.readouterr().out.splitlines()[-1])["cases"]
     wanted = {"leases", "workers", "cycle_s", "rcu_per_s", "wcu_per_s", "leader_mb", "worker_mb"}
     assert set(case) >= wanted
-    assert (case["leases"], case["workers"]) == (100, 10)
+    assert (case["leases"], case["workers"]) == (500, 10)
     assert 0 < case["cycle_s"] < 5
-    # 100 renewals in 3.33 s, and ten reports in 10 s
-    assert case["wcu_per_s"] == pytest.approx(31, rel=0.02)
-    assert 0 < case["rcu_per_s"] < 2 * case["wcu_per_s"]
+    # 500 renewals in 3.33 s, and ten reports in 10 s
+    assert case["wcu_per_s"] == pytest.approx(151, rel=0.02)
+    assert 0 < case["rcu_per_s"] < case["wcu_per_s"]
     assert set(case["per_minute"]) == {"leader", "standbys", "workers"}
 
 

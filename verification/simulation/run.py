@@ -10,13 +10,11 @@ from verification.simulation.checks.leases import BrokenInvariantError
 from verification.simulation.checks.rehearsal import rehearse
 from verification.simulation.environment.scheduler import TimeIsUpError
 from verification.simulation.incidents.storm import Storm, StormOptions
-from verification.simulation.scenario import FAILOVER_SECONDS, Scenario, scenario_of
+from verification.simulation.scenario import Scenario, scenario_of
 from verification.simulation.world import World
 
 REHEARSAL_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 0.1
-TAKEN_SECONDS: Final = 4 * FAILOVER_SECONDS
-"""Within this time a released lease is taken, also in an application without a leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +102,7 @@ def simulate(seed: int, options: StormOptions | None = None) -> Outcome:
 
 
 def _settles(world: World, seconds: float) -> bool:
-    """Run until the fleet is settled; it is checked ten times a second.
-
-    A drain that cannot end fails after 30 s, which may be in the last seconds (SEEDS=7282590027).
-    The leases that it releases then have their time to be taken.
-    """
+    """Run until the fleet is settled; it is checked ten times a second."""
     next_look = 0.0
 
     def done() -> bool:
@@ -118,13 +112,7 @@ def _settles(world: World, seconds: float) -> bool:
         next_look = world.scheduler.now + _LOOK_SECONDS
         return not unsettled(world)
 
-    if world.scheduler.run(done, seconds=seconds):
-        return True
-    if world.scheduler.broken is not None:
-        return False
-    began = world.scheduler.now - TAKEN_SECONDS
-    is_released = any(move.at >= began and move.after is None for move in world.checks.moves)
-    return is_released and world.scheduler.run(done, seconds=TAKEN_SECONDS)
+    return world.scheduler.run(done, seconds=seconds)
 
 
 def _rehearsed(world: World, options: StormOptions, violations: list[str]) -> None:

@@ -34,6 +34,7 @@ from typing import Final, NamedTuple, TypeVar
 from kcl_pipeline.clock import LastChanges, Lasting
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers, StreamUnavailable
+from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.shards import StreamId
@@ -327,7 +328,12 @@ class DrainWatch:
         if not progress.items() <= before.items():
             self._standstill.begin(now)
         seconds = self._standstill.count(now)
-        if seconds < self._limit_seconds() + max(w.more_seconds for w in self._waits.values()):
+        counted = seconds - max(wait.more_seconds for wait in self._waits.values())
+        if counted < self._limit_seconds(None):
+            return False
+        read_lock = self._dependencies.coordinator_table.read_lock
+        lock = self._ask("the lock of the leader", "GetItem of the lock", read_lock)
+        if counted < self._limit_seconds(lock):
             return False
         reasons = _reasons_text(self._waits)
         self._failures[None] = (
@@ -335,10 +341,9 @@ class DrainWatch:
         )
         return True
 
-    def _limit_seconds(self) -> float:
-        """Return the time without a movement after which a drain fails."""
-        settings, table = self._dependencies.settings, self._dependencies.coordinator_table
-        lock = self._ask("the lock of the leader", "GetItem of the lock", table.read_lock)
+    def _limit_seconds(self, lock: LeaderLock | None) -> float:
+        """Return the time without a movement after which a drain fails, given a leader's lock."""
+        settings = self._dependencies.settings
         failover_millis = settings.lease.failover_time_millis
         # If the present leader was killed, its lock expires first, and then its leases.
         lock_millis = 0 if lock is None else lock.lease_duration_millis + failover_millis
