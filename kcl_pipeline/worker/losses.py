@@ -453,8 +453,7 @@ class DeletedStreams:
     the shards of the stream that this worker holds are judged, once. Of one that lacked records a
     moment ago, records may have been lost: Kinesis does not tell what came after its position.
 
-    A lease that is gained later is not judged: its former owner did that. A drain reports it,
-    because it was to read it.
+    A lease that is gained later is not judged: its former owner did that.
 
     Thread-safe, but one thread calls `look`.
 
@@ -505,7 +504,7 @@ class DeletedStreams:
             return None
         return False
 
-    def report(self, lease: Lease, stream: StreamId, committed: Position | None = None) -> None:
+    def report(self, lease: Lease, stream: StreamId, committed: Position | None) -> None:
         """Report that the rest of a shard is lost. A lease that was reported is left out.
 
         Args:

@@ -13,8 +13,7 @@ except these:
   proves nothing: that worker may have been killed before. A shard that is held here is left to the
   same worker while it waits for that one.
 - Its shard is paused, and was tried `ATTEMPTS` times. The drain fails then.
-- Its stream is proven to be deleted, and the row names no other worker. What this worker has not
-  read is reported as lost, and the drain fails.
+- Its stream is proven to be deleted. If it was not read, the drain fails.
 
 Leases of streams that the settings do not name are ignored. If the settings name several streams,
 one that does not exist is not waited for. Nor is a stream that was created after the start.
@@ -33,7 +32,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from kcl_pipeline.clock import LastChanges, Lasting
 from kcl_pipeline.errors import AwsError
-from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers, StreamUnavailable
+from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
 from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
@@ -79,8 +78,7 @@ class DrainWatch:
 
     Args:
         dependencies: The dependencies of the worker that drains. The sink of events receives
-            `AwsTrouble` for each failed read of the lease table, `ShardsLeftToOthers`, and for a
-            deleted stream `StreamUnavailable`.
+            `AwsTrouble` for each failed read of the lease table, and `ShardsLeftToOthers`.
         streams: The streams of the settings that exist. A later one of the same name is another
             one.
         lifecycle: The consumers of the worker, and the streams that are deleted.
@@ -114,10 +112,6 @@ class DrainWatch:
         self.elsewhere = Counter[str]()
         self._renewals = LastChanges[tuple[str, str | None, str | None]]()
         self._parents: dict[StreamId, set[str]] = {}
-        # By stream, the leases that this worker has not read, at the last look that saw each of
-        # them: the leader deletes those of a stream that was created again, also while their rows
-        # name a worker that was killed.
-        self._unread: dict[StreamId, dict[str, Lease]] = {}
         # Why the drain fails, by deleted stream; None: because it stands still. "": it does not.
         self._failures: dict[StreamId | None, str] = {}
         # What was waited for at any look. Nothing is forgotten: the ends of two shards may fail in
@@ -193,20 +187,25 @@ class DrainWatch:
         for stream in self._streams:
             leases, prefix = _leases_of(stream, groups), stream.lease_key("")
             bad_rows = [row for row in listing.bad_rows if row.key.startswith(prefix)]
+            if stream not in self._parents and stream not in self._lifecycle.deleted:
+                self._list_shards(stream)
+            waits = self._look_at(stream, leases, pauses)
             for row in bad_rows:
-                self._waits[row.key] = _Wait(f"its row cannot be read: {row.reason}")
-            if stream not in self._lifecycle.deleted:
-                if stream not in self._parents:
-                    self._list_shards(stream)
-                # The hash keys of a row that cannot be read are not known.
-                hole = None if bad_rows else hole_in_leases(leases)
-                if hole is not None:
-                    wait = _Wait(str(hole), hole, self._audit_seconds)
-                    self._waits[f"the stream {stream.name}"] = wait
-                # Only a description proves that a stream is deleted.
-                if describes and (hole is not None or stream not in self._parents):
-                    self._lifecycle.deleted.find_out(stream)
-            self._look_at(stream, leases, pauses)
+                waits[row.key] = _Wait(f"its row cannot be read: {row.reason}")
+            if stream in self._lifecycle.deleted:
+                # Nobody can read the rest. What was held of it is reported by `DeletedStreams`.
+                is_unread = bool(waits) or not leases
+                text = f"the stream {stream.name} was deleted during the drain, and was not read"
+                self._failures.setdefault(stream, text if is_unread else "")
+                continue
+            # The hash keys of a row that cannot be read are not known.
+            hole = None if bad_rows else hole_in_leases(leases)
+            if hole is not None:
+                waits[f"the stream {stream.name}"] = _Wait(str(hole), hole, self._audit_seconds)
+            # Only a description proves that a stream is deleted.
+            if describes and (hole is not None or stream not in self._parents):
+                self._lifecycle.deleted.find_out(stream)
+            self._waits |= waits
 
     def _ask(self, key: str, what: str, call: Callable[[], _T]) -> _T | None:
         """Return the answer of a call. None: it has failed, which is waited for under a key."""
@@ -226,10 +225,9 @@ class DrainWatch:
 
     def _look_at(
         self, stream: StreamId, leases: Sequence[Lease], pauses: Mapping[str, ShardPause]
-    ) -> None:
-        """Find out which leases of a stream are waited for, left to others, or lost."""
-        waits, unread = dict[str, _Wait](), self._unread.get(stream, {})
-        parents = self._parents.get(stream, set())
+    ) -> dict[str, _Wait]:
+        """Return which leases of a stream are waited for. Count those that are left to others."""
+        waits, parents = dict[str, _Wait](), self._parents.get(stream, set())
         me, consumers = self._dependencies.worker_id, self._lifecycle.consumers
         # By lease key, the other workers that have renewed their lease since the drain began
         readers = {
@@ -241,51 +239,19 @@ class DrainWatch:
             and not row.ended
         }
         for lease in leases:
-            key, consumer = lease.unique_key, consumers.get(lease.lease_key)
-            unread.pop(key, None)
             if lease.ended:
                 continue
             self._unfinished += 1
-            reader = readers.get(lease.lease_key)
+            consumer, reader = consumers.get(lease.lease_key), readers.get(lease.lease_key)
             if consumer is not None and consumer.state is ConsumerState.BLOCKED:
                 # It waits for its parents. A worker that reads one of them may checkpoint rarely.
                 keys = map(lease.key_of_sibling, lease.parent_shard_ids)
                 reader = next(filter(None, map(readers.get, keys)), None)
             if reader is not None:
                 self.elsewhere[reader] += 1
-                continue
-            if key not in self._read:
-                unread[key] = lease
-            wait = self._wait(lease, consumer, pauses.get(lease.lease_key), parents)
-            if wait is not None:
-                waits[key] = wait
-        if leases:
-            self._unread[stream] = unread
-        if stream in self._lifecycle.deleted:
-            waits = self._lose(stream, leases, unread, waits)
-        self._waits |= waits
-
-    def _lose(
-        self,
-        stream: StreamId,
-        leases: Sequence[Lease],
-        unread: Mapping[str, Lease],
-        waits: Mapping[str, _Wait],
-    ) -> dict[str, _Wait]:
-        """Report what is lost with a deleted stream; return what is waited for nevertheless."""
-        me, reason = self._dependencies.worker_id, "the stream was deleted during the drain"
-        if stream not in self._failures:
-            self._dependencies.events(StreamUnavailable(me, stream.arn or stream.name, reason))
-        is_read = stream in self._unread and not unread
-        what = f"{len(unread)} of its shards were" if unread else "it was"
-        text = f"the stream {stream.name} was deleted during the drain; {what} not read"
-        self._failures[stream] = "" if is_read else text
-        # Another worker that is known to be the owner reads its lease, or a leader assigns it.
-        owned = {row.unique_key for row in leases if row.actual_owner not in (None, me)}
-        # Now, and not at the end: a drain that is stopped before would lose them in silence.
-        for key in sorted(unread.keys() - owned):
-            self._lifecycle.deleted.report(unread[key], stream)
-        return {key: wait for key, wait in waits.items() if key in owned}
+            elif wait := self._wait(lease, consumer, pauses.get(lease.lease_key), parents):
+                waits[lease.unique_key] = wait
+        return waits
 
     def _wait(
         self,
