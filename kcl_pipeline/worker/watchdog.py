@@ -13,6 +13,7 @@ import math
 import re
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -360,13 +361,15 @@ class Watchdog:
 
 
 MAX_CHARACTERS: Final = 20_000
-_THREAD: Final = re.compile(r"0x([0-9a-f]+)(?= .*:$)", re.MULTILINE)
+_CALLS: Final = " (most recent call first):"
+_THREAD: Final = re.compile(r"0x([0-9a-f]+)")
 
 
 def thread_stacks(first: int) -> str:
     """Return the calls of all threads, of each the newest call first, as `faulthandler` does.
 
-    The text has names of files and functions and line numbers. It has no source lines and no
+    Threads with the same calls, such as those of a pool that wait for work, are shown once. The
+    text has names of files and functions and line numbers. It has no source lines and no
     values of variables, because they may contain records or secrets. At most 100 threads, 100 calls
     of each (the limits of `faulthandler`) and `MAX_CHARACTERS` characters are returned. If no
     temporary file can be written, the text says why.
@@ -387,6 +390,14 @@ def thread_stacks(first: int) -> str:
         return f"(the calls of the threads are not known: {printable(str(error))})"
     stacks = sorted(dump.strip().split("\n\n"), key=lambda stack: f"{first:x} " not in stack)
     names = {thread.ident: printable(thread.name) for thread in threading.enumerate()}
-    text = _THREAD.sub(lambda match: names.get(int(match[1], 16), match[0]), "\n\n".join(stacks))
+    threads_by_calls = defaultdict[str, list[str]](list)
+    for stack in stacks:
+        thread, _, calls = stack.partition(_CALLS)
+        name = _THREAD.sub(lambda match: names.get(int(match[1], 16), match[0]), thread)
+        threads_by_calls[calls].append(name)
+    text = "\n\n".join(
+        f"{threads[0]}{f' and {len(threads) - 1} more' if threads[1:] else ''}{_CALLS}{calls}"
+        for calls, threads in threads_by_calls.items()
+    )
     cut = "\n... (cut)"
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - len(cut)] + cut

@@ -233,6 +233,22 @@ def test_a_stop_before_the_report_is_refused():
         )
 
 
+def test_threads_that_wait_in_the_same_calls_are_shown_once():
+    over = threading.Event()
+    idle = [threading.Thread(target=over.wait, name=f"idle-{n}", daemon=True) for n in range(80)]
+    for thread in idle:
+        thread.start()
+    text = watch.thread_stacks(threading.get_ident())
+    over.set()
+    for thread in idle:
+        thread.join(30)
+    assert text.startswith(f"Current thread {threading.current_thread().name} (most recent")
+    assert text.count("hread idle-") == 1
+    assert " and 79 more (most recent call first):\n" in text
+    assert "in test_threads_that_wait_in_the_same_calls_are_shown_once\n" in text
+    assert not text.endswith("(cut)")
+
+
 def test_stacks_are_bounded(monkeypatch):
     def deep(depth):
         return deep(depth - 1) if depth else watch.thread_stacks(threading.get_ident())
