@@ -21,15 +21,13 @@ transition. If a call fails, the state stays, and the step is repeated after a w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import (
     AwsError,
     KclError,
@@ -42,36 +40,29 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import (
     AwsTrouble,
     DefectFound,
-    LeaseDeleted,
     LossReason,
     RecordsLost,
     ShardEnded,
 )
-from kcl_pipeline.kinesis.identity import StreamIdentityCheck, stream_key
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.prefetch import ReadState
-from kcl_pipeline.leases.application import InitialPositions, RecordedStream
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
-from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss, with_read_up_to
 from kcl_pipeline.position import SHARD_END, Position, StoredPosition
 from kcl_pipeline.processors import ProcessorCalls
-from kcl_pipeline.shards import ChildShard, StreamId
+from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.sinks.sink import Positions
-from kcl_pipeline.threads import MapCallable, serial_map
+from kcl_pipeline.threads import Due, MapCallable, serial_map
 from kcl_pipeline.unexpected import described
 from kcl_pipeline.worker.commit import ProgressStore, ShardProgress
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.losses import (
-    DeletedStreams,
-    Lineage,
-    LossCheck,
-    LostLease,
-    ParentCheck,
-    ParentRows,
-)
+from kcl_pipeline.worker.finished import CLEANING_SECONDS, FinishedLeases
+from kcl_pipeline.worker.losses import DeletedStreams, LossCheck, LostLease
+from kcl_pipeline.worker.parents import Lineage, ParentCheck, ParentRows
 from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker.streams import LeaseStreams
 
 
 class ConsumerState(StrEnum):
@@ -273,10 +264,6 @@ _WITHOUT_STEPS: Final = frozenset(
 )
 ENDING_ATTEMPTS: Final = 10
 ADMISSION_RETRY_SECONDS: Final = 0.5
-CLEANING_SECONDS: Final = 60.0
-"""Time between two deletions of finished leases, as in KCL."""
-MAX_DELETIONS: Final = 10
-"""Largest number of them. The parents and children of each lease are read one by one."""
 DELETION_SECONDS: Final = 30.0
 """In this time, and a batch interval, a worker finds out that the stream of a shard is deleted."""
 _NOT_CHECKPOINTED: Final = "the lease is released without it, so its last batch may be read again"
@@ -334,11 +321,8 @@ class Lifecycle:
         self._identity = identity
         self.deleted = DeletedStreams(dependencies, identity)
         self._losses = LossCheck(dependencies, initial, stored, self.deleted, map)
-        cleanup = dependencies.settings.shard_sync
-        self._deletes_ended = cleanup.cleanup_leases_upon_shard_completion
-        self._keep_seconds = 2 * cleanup.completed_lease_cleanup_interval_millis / 1000
-        self._ended_at: dict[str, float] = {}
-        self._next_cleaning = -math.inf
+        self._finished = FinishedLeases(dependencies, leases)
+        self._cleaning = Due(dependencies.clock, CLEANING_SECONDS)
         self._backoff_seconds = dependencies.settings.worker.task_backoff_time_millis / 1000
         self._stop_seconds = dependencies.settings.worker.stop_timeout_millis / 1000
         interval_millis = dependencies.settings.batch.min_batch_interval_millis
@@ -465,9 +449,9 @@ class Lifecycle:
         """Run one step of every consumer that is due and needs steps, until `stop` is set.
 
         A step that fails for any reason is repeated after a wait, and reported. `Watchdog` shows
-        its error. Finished leases that nobody deletes are deleted.
+        its error. Finished leases that no leader deletes are deleted.
         """
-        self._delete_ended(stop)
+        self._delete_finished(stop)
         now = self._dependencies.clock.monotonic()
         due = [
             c
@@ -505,6 +489,12 @@ class Lifecycle:
                 self._attempt(consumer, partial(self._begin, outcome=outcome))
             elif consumer.state is ConsumerState.ENDING:
                 self._attempt(consumer, self._lose if consumer.shard_gone else self._end)
+
+    def _delete_finished(self, stop: StopSignal) -> None:
+        if self._cleaning.ready():
+            ended = [c.held for c in self.consumers.values() if c.state is ConsumerState.ENDED]
+            for key in self._finished.delete(ended, stop):
+                del self.consumers[key]
 
     def _with_processors(
         self,
@@ -805,134 +795,3 @@ class Lifecycle:
                 self._leases.drop(held, "the worker stopped")
         except (AwsError, LeaseLostError) as error:
             self._dependencies.events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))
-
-    # -- finished leases that no leader deletes
-
-    def _delete_ended(self, stop: StopSignal) -> None:
-        """Delete finished leases that no leader deletes, at most once a minute, until `stop`.
-
-        A leader of this package deletes them. A Java leader does not: each Java worker deletes the
-        leases of the shards that it has finished itself (protocol §8.1). This worker waits twice as
-        long as the leader of this package, so that it acts only where nobody else does. A lease
-        that could not be deleted is tried again at the end of the queue.
-        """
-        now = self._dependencies.clock.monotonic()
-        if not self._deletes_ended or now < self._next_cleaning:
-            return
-        self._next_cleaning = now + CLEANING_SECONDS
-        ended = {k: c for k, c in self.consumers.items() if c.state is ConsumerState.ENDED}
-        self._ended_at = {key: self._ended_at.get(key, now) for key in ended}
-        due = sorted(k for k, at in self._ended_at.items() if now - at >= self._keep_seconds)
-        for key in sorted(due, key=self._ended_at.__getitem__)[:MAX_DELETIONS]:
-            if stop.is_set():
-                return
-            if self._is_deleted(ended[key]):
-                del self.consumers[key]
-            self._ended_at[key] = now - self._keep_seconds
-
-    def _is_deleted(self, consumer: ShardConsumer) -> bool:
-        try:
-            deletion = self._deletion(consumer.held.lease)
-            if deletion is None:
-                return False
-            self._leases.delete(consumer.held)
-        except LeaseLostError as error:
-            self._leases.drop(consumer.held, str(error))
-            return False
-        except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
-            what = f"deletion of {consumer.lease_key}"
-            self._dependencies.events(AwsTrouble(what, described(error, what)))
-            return False
-        self._dependencies.events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
-        return True
-
-    def _deletion(self, lease: Lease) -> Deletion | None:
-        row = self._dependencies.lease_table.get(lease.lease_key)
-        if row is None:
-            return None  # the next renewal finds out
-        family = [row]
-        for shard_id in (*row.parent_shard_ids, *row.child_shard_ids):
-            other = self._dependencies.lease_table.get(row.key_of_sibling(shard_id))
-            family += [] if other is None else [other]
-        completed = completed_leases(family, {row.lease_key: math.inf}, self._keep_seconds)
-        return completed[0] if completed else None
-
-
-class LeaseStreams:
-    """Find the stream of a lease, also of a stream that the settings of this worker do not name.
-
-    Its ARN names its positions in a table. It follows from that of any other recorded stream.
-
-    All workers of an application read all of its leases, as with KCL's default stream
-    configuration. No call is needed: a multi-stream lease key has account, name and creation epoch
-    (protocol §1.3), and all streams are in one region.
-
-    Attributes:
-        shard_sync_of: Returns the initial position of a stream (`InitialPositions.of`).
-    """
-
-    def __init__(self, settings: ConsumerSettings) -> None:
-        self._known: dict[str | None, StreamId] = {}
-        self._arns: frozenset[str] = frozenset()
-        self._positions = InitialPositions(settings)
-        self.shard_sync_of = self._positions.of
-
-    def open(self, streams: Iterable[StreamId]) -> None:
-        """Set the streams that were found at the start of the worker."""
-        self._known = {
-            None if one.creation_epoch is None else one.serialized: one for one in streams
-        }
-        self.note_record(())
-
-    def note_record(self, streams: Iterable[RecordedStream]) -> None:
-        """Note the recorded streams, also those that are missing or new.
-
-        Their names decide whether the name of a stream is unique (`StreamId.label`).
-        """
-        recorded = tuple(streams)
-        opened = (one.arn for one in self._known.values() if one.arn is not None)
-        self._arns = self._arns.union(opened, (one.arn for one in recorded))
-        self._positions.note_record(recorded)
-
-    def opened(self) -> tuple[StreamId, ...]:
-        """Return the streams that were found at the start of the worker."""
-        return tuple(self._labelled(stream) for stream in self._known.values())
-
-    def was_opened(self, stream: StreamId) -> bool:
-        """Return whether this stream, and not a later one of its name, was found then."""
-        known = self._known.get(None if stream.creation_epoch is None else stream.serialized)
-        return known is not None and stream_key(known) == stream_key(stream)
-
-    def of(self, lease: Lease) -> StreamId | None:
-        """Return the stream of a lease; None if it has the other form, or is of a former stream."""
-        if lease.stream is None:
-            return self._renewed(lease.recreated_millis)
-        if None in self._known:
-            return None
-        return self._labelled(self._known.get(lease.stream) or self._parsed(lease.stream))
-
-    def _renewed(self, recreated_millis: int | None) -> StreamId | None:
-        """Return the single stream, also if it was created again after the start of the worker."""
-        known = self._known.get(None)
-        if known is None or known.recreated_millis == recreated_millis:
-            return known
-        if (recreated_millis or 0) < (known.recreated_millis or 0):
-            return None
-        return replace(known, created_millis=recreated_millis, recreated_millis=recreated_millis)
-
-    def _parsed(self, serialized: str) -> StreamId:
-        stream = StreamId.parse(serialized)
-        arn = min(self._arns, default=None)  # with its region
-        if arn is None or stream.account is None:
-            return stream
-        arn = ":".join([*arn.split(":")[:4], stream.account, f"stream/{stream.name}"])
-        return replace(stream, arn=arn)
-
-    def _labelled(self, stream: StreamId) -> StreamId:
-        """Return the stream with its ARN as label if another account has a stream of this name."""
-        if stream.account is None or stream.arn is None:
-            return stream
-        is_shared = any(
-            arn != stream.arn and arn.rpartition("/")[2] == stream.name for arn in self._arns
-        )
-        return replace(stream, label=stream.arn) if is_shared else stream

@@ -54,7 +54,7 @@ from kcl_pipeline.threads import (
 )
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit import ProgressStore
-from kcl_pipeline.worker.consumer import LeaseStreams, Lifecycle
+from kcl_pipeline.worker.consumer import Lifecycle
 from kcl_pipeline.worker.dependencies import (
     Mode,
     OpenedApplication,
@@ -62,7 +62,8 @@ from kcl_pipeline.worker.dependencies import (
 )
 from kcl_pipeline.worker.failures import ShardPause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
-from kcl_pipeline.worker.losses import Lineage, RetentionLosses
+from kcl_pipeline.worker.losses import RetentionLosses
+from kcl_pipeline.worker.parents import Lineage
 from kcl_pipeline.worker.ranges import RangeSource
 from kcl_pipeline.worker.sources import BatchSource, BufferedSource
 from kcl_pipeline.worker.start import (
@@ -86,6 +87,7 @@ from kcl_pipeline.worker.stopping.leaving import (
     Leaving,
 )
 from kcl_pipeline.worker.stopping.processing import Processing
+from kcl_pipeline.worker.streams import LeaseStreams
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker.watchdog import Activity, Watchdog, WatchedWriter
 from kcl_pipeline.worker_status import WorkerStatus

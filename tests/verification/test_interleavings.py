@@ -23,7 +23,7 @@ from kcl_pipeline.testing.sink import MemoryLog
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.commit import ProgressStore
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.losses import ParentCheck
+from kcl_pipeline.worker.parents import ParentCheck
 from verification.interleavings.explorer import Violation
 from verification.interleavings.lineage import LineageScenario
 from verification.interleavings.scenarios import explored, main, scenarios

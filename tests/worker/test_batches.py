@@ -13,9 +13,9 @@ from kcl_pipeline.leases.application import RecordedStream
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.consumer import LeaseStreams
 from kcl_pipeline.worker.failures import only, without
 from kcl_pipeline.worker.sources import joined
+from kcl_pipeline.worker.streams import LeaseStreams
 
 SETTINGS = ConsumerSettings(application_name="app", streams=("orders", "clicks"))
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -9,7 +9,7 @@ from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.worker.losses import ParentCheck
+from kcl_pipeline.worker.parents import ParentCheck
 from kcl_pipeline.worker.stopping.drain import LOOK_SECONDS, DrainWatch
 
 WHOLE = HashKeyRange(0, 2**128 - 1)

@@ -28,10 +28,11 @@ from kcl_pipeline.testing.tables import (
 )
 from kcl_pipeline.worker.batch_runner import LandStep
 from kcl_pipeline.worker.commit import ProgressStore, ShardProgress
-from kcl_pipeline.worker.consumer import ConsumerState, LeaseStreams, Lifecycle, ShardConsumer
+from kcl_pipeline.worker.consumer import ConsumerState, Lifecycle, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.losses import ParentCheck, ParentRows
+from kcl_pipeline.worker.parents import ParentCheck, ParentRows
 from kcl_pipeline.worker.sources import BatchSource
+from kcl_pipeline.worker.streams import LeaseStreams
 from kcl_pipeline.worker.watchdog import Activity
 from verification.interleavings.ranges import number_of
 from verification.interleavings.stepping import SteppedSink, stepped_view

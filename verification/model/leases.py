@@ -10,7 +10,7 @@ the worker starts at the row again.
 
 With `lineage` the model has a parent (shard 0) and its child (shard 1), whose rows come and go: a
 leader removes finished leases, somebody deletes the parent's row, and a leader creates it again, or
-the child's worker while a Java worker leads (`leader.sync`, `worker.losses`). The leader may have
+the child's worker while a Java worker leads (`leader.sync`, `worker.parents`). The leader may have
 been paused since its scan, so its step depends on the rows alone.
 
 Rules:
