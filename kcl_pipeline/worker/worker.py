@@ -64,6 +64,7 @@ from kcl_pipeline.worker.failures import ShardPause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.losses import RetentionLosses
 from kcl_pipeline.worker.parents import Lineage
+from kcl_pipeline.worker.processing import Processing
 from kcl_pipeline.worker.ranges import RangeSource
 from kcl_pipeline.worker.sources import BatchSource, BufferedSource
 from kcl_pipeline.worker.start import (
@@ -86,7 +87,6 @@ from kcl_pipeline.worker.stopping.leaving import (
     ROW_SECONDS,
     Leaving,
 )
-from kcl_pipeline.worker.stopping.processing import Processing
 from kcl_pipeline.worker.streams import LeaseStreams
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker.watchdog import Activity, Watchdog, WatchedWriter

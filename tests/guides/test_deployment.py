@@ -18,8 +18,8 @@ from dagster._core.instance.config import dagster_instance_config, dagster_insta
 from kcl_pipeline import ConsumerSettings
 from kcl_pipeline.orchestration.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG
 from kcl_pipeline.orchestration.runs import silence_limit_seconds
+from kcl_pipeline.worker.processing import STEP_SECONDS
 from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
-from kcl_pipeline.worker.stopping.processing import STEP_SECONDS
 from kcl_pipeline.worker.worker import STOP_SECONDS
 from tests.guides.snippets import FENCE, ROOT, commands
 
