@@ -364,7 +364,7 @@ class LeaseAssignment:
         except NotFoundError as error:
             self.misses_table = True
             if run is None:
-                sentence = f"waiting for the first worker, which creates the tables ({error})"
+                sentence = "waiting for the first worker, which creates the tables"
                 return self._not_led(began, sentence, led=self.election.held is not None)
             run.errors.append(error)
         except Exception as error:  # noqa: BLE001

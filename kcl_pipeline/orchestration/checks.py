@@ -4,9 +4,9 @@ An executed check takes a snapshot of its own, with two looks. The leader sensor
 has observed. Both use the same findings.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import dagster as dg
 
@@ -15,7 +15,13 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.orchestration.names import Names, PipelineResources
 from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
-from kcl_pipeline.orchestration.runs import last_drain, observe_run_problems, table_of
+from kcl_pipeline.orchestration.runs import (
+    active_runs,
+    last_drain,
+    observe_run_problems,
+    starting_workers,
+    table_of,
+)
 from kcl_pipeline.orchestration.specs import code_version
 from kcl_pipeline.status.findings import CheckName, Finding, FindingLevel, findings_of
 from kcl_pipeline.status.snapshot import Snapshot, look_twice, read_snapshot
@@ -51,8 +57,12 @@ class CheckVerdict:
 
     @property
     def content(self) -> tuple[bool, dg.AssetCheckSeverity, tuple[str, ...]]:
-        """What is reported at once when it changes."""
-        return self.passed, self.severity, self.faults
+        """What is reported at once when it changes: the faults, or what the fleet's check says.
+
+        What the output's checks say has a number that changes all the time.
+        """
+        is_steady = self.passed and self.check not in OF_OUTPUT
+        return self.passed, self.severity, (self.description,) if is_steady else self.faults
 
     def evaluation(self, key: dg.AssetKey) -> dg.AssetCheckEvaluation:
         """The result as an event without a run."""
@@ -99,10 +109,39 @@ def _verdict(check: CheckName, findings: Sequence[Finding]) -> CheckVerdict:
         not faults,
         any(one.level is not FindingLevel.UNKNOWN for one in findings),
         dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        "\n\n".join(one.sentence + (f". {one.advice}" if one.advice else "") for one in findings),
+        "\n\n".join(map(_text, findings)),
         tuple(one.name for one in faults),
         metadata,
     )
+
+
+def last_checks(
+    instance: dg.DagsterInstance, output: dg.AssetKey, checks: Iterable[CheckName] = OF_OUTPUT
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """The checks of the output as they were last judged, to be reported with a materialization.
+
+    The Dagster UI shows an evaluation if it has the run of the latest materialization, or neither
+    has one. Every worker's end is in a run of its own.
+    """
+    for check in sorted(checks):
+        key = dg.AssetCheckKey(output, check.value)
+        record = instance.get_latest_asset_check_evaluation_record(key)
+        if record is None or record.event is None or record.event.dagster_event is None:
+            continue
+        judged = cast("dg.AssetCheckEvaluation", record.event.dagster_event.event_specific_data)
+        yield dg.AssetCheckEvaluation(
+            asset_key=output,
+            check_name=check.value,
+            passed=judged.passed,
+            severity=judged.severity,
+            description=judged.description,
+            metadata=judged.metadata,
+        )
+
+
+def _text(finding: Finding) -> str:
+    advice = finding.advice
+    return finding.sentence + (f". {advice[:1].upper()}{advice[1:]}" if advice else "")
 
 
 def asset_of(check: CheckName, names: Names) -> dg.AssetKey:
@@ -209,6 +248,11 @@ def observed_snapshot(
         snapshot,
         dead_letters=dead_letters_last_hour(instance, names.output, now),
         run_problems=observe_run_problems(pipeline, names, instance, living, version, now),
+        starting=starting_workers(
+            active_runs(instance, names.application, settings.worker.worker_group_separator),
+            {worker.worker_id for worker in snapshot.workers},
+            now,
+        ),
         drained_at=last_drain(instance, names.application),
     )
 

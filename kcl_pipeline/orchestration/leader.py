@@ -30,7 +30,12 @@ from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import BadRow, Lease, RejectedRows
 from kcl_pipeline.leases.workers import WorkerListing, WorkerMetrics
 from kcl_pipeline.metrics.exporters import level_of, text_of
-from kcl_pipeline.orchestration.checks import dead_letters_last_hour, number_in
+from kcl_pipeline.orchestration.checks import (
+    OF_OUTPUT,
+    dead_letters_last_hour,
+    last_checks,
+    number_in,
+)
 from kcl_pipeline.orchestration.names import REPLACES_TAG, VERSION_TAG, Names, PipelineResources
 from kcl_pipeline.orchestration.options import DagsterOptions, PipelineLike
 from kcl_pipeline.orchestration.reports import (
@@ -48,7 +53,13 @@ from kcl_pipeline.orchestration.reports import (
     run_links,
     stuck_limit_seconds,
 )
-from kcl_pipeline.orchestration.runs import RunView, active_runs, last_drain, silence_limit_seconds
+from kcl_pipeline.orchestration.runs import (
+    RunView,
+    active_runs,
+    last_drain,
+    silence_limit_seconds,
+    starting_workers,
+)
 from kcl_pipeline.orchestration.specs import OutputTable, code_version, column_lineage
 from kcl_pipeline.orchestration.supervision import (
     AutoscalerMemory,
@@ -442,6 +453,7 @@ def observe_fleet(
         resolved=state.resolved,
         dead_letters=state.dead_letters,
         drained_at=last_drain(instance, settings.application_name) if waits else None,
+        starting=starting_workers(active, state.heartbeats.rows, clock.wall()),
     )
     planned = report.plan.moves if report.led and report.plan is not None else ()
     moves = state.moves.observe(snapshot, {move.lease_key: move.reason for move in planned})
@@ -462,6 +474,7 @@ def observe_outage(
     state: TickState,
     clock: Clock,
     owner: str | None,
+    active: tuple[RunView, ...],
     run_problems: tuple[str, ...],
 ) -> Snapshot:
     """Return what is known while the tables cannot be read: who leads, and the runs."""
@@ -478,6 +491,7 @@ def observe_outage(
             goes_on=True,
         ),
         run_problems=run_problems,
+        starting=starting_workers(active, state.heartbeats.rows, clock.wall()),
     )
 
 
@@ -715,8 +729,8 @@ class LeaderTick:
 
         try:
             report = run_cycles(state.cycle, *self._cycle_seconds, self._clock, is_starting)
-        except NotFoundError as error:
-            problem = f"waiting for the first worker, which creates the tables ({error})"
+        except NotFoundError:
+            problem = "waiting for the first worker, which creates the tables"
             return CycleReport(led=False), problem
         except (ThrottledError, UnavailableError) as error:
             return CycleReport(led=False), str(error)
@@ -791,7 +805,9 @@ class LeaderTick:
         """The events that are due. Without a view, the tables could not be read."""
         now = self._clock.monotonic()
         if view is None:
-            outage = observe_outage(self._settings, state, self._clock, lock_owner, run_problems)
+            outage = observe_outage(
+                self._settings, state, self._clock, lock_owner, active, run_problems
+            )
             return outage_events(outage, self._names, self._options, state.cadence, now)
         snapshot = replace(view.snapshot, run_problems=run_problems)
         output = output_events(
@@ -812,19 +828,21 @@ class LeaderTick:
             latest = number_in(output[0].metadata, "dead_letters")
             state.dead_letters = (recorded or 0) + round(latest or 0)
             snapshot = replace(snapshot, dead_letters=state.dead_letters)
+        landed = any(isinstance(one, dg.AssetMaterialization) for one in output)
+        events = asset_events(
+            replace(view, snapshot=snapshot),
+            self._names,
+            self._settings,
+            self._options,
+            state.cadence,
+            now,
+            after_output=landed,
+        )
+        if landed:
+            judged = {one.check_name for one in events if isinstance(one, dg.AssetCheckEvaluation)}
+            events += last_checks(context.instance, self._names.output, OF_OUTPUT - judged)
         # The report of the output comes first: its checks follow the materialization.
-        return [
-            *output,
-            *asset_events(
-                replace(view, snapshot=snapshot),
-                self._names,
-                self._settings,
-                self._options,
-                state.cadence,
-                now,
-                after_output=any(isinstance(one, dg.AssetMaterialization) for one in output),
-            ),
-        ]
+        return [*output, *events]
 
     def _scale(
         self,

@@ -619,10 +619,11 @@ class Cadence:
     ) -> bool:
         """Whether `content` is due. If so it is recorded as reported; the caller reports it.
 
-        Content that has not changed is due `longest` seconds after the last report.
+        Content that has not changed is due `longest` seconds after the last report; with 0.0, any
+        content is due now.
         """
         last = self.reported.get(subject)
-        if last is not None:
+        if last is not None and longest:
             gap = now - last[1]
             if gap < SHORTEST_GAP_SECONDS or (last[0] == content and gap < longest):
                 return False
@@ -656,9 +657,7 @@ def fleet_metadata(view: FleetView, separator: str) -> dict[str, Any]:
     cpus = [cpu for w in snapshot.live if (cpu := cpu_of(w)) is not None]
     counts = [row["leases"] for row in worker_table(snapshot, separator, ())]
     metadata: dict[str, Any] = {
-        "state": dg.MetadataValue.text(
-            "working" if snapshot.pause is None else snapshot.pause.sentence
-        ),
+        "state": dg.MetadataValue.text(_state(snapshot)),
         "leader": dg.MetadataValue.text(view.lock_owner or "none"),
         "this_sensor_leads": view.leads,
         "lease_rows": table_of(lease_table(snapshot), MAX_TABLE_ROWS),
@@ -678,6 +677,14 @@ def fleet_metadata(view: FleetView, separator: str) -> dict[str, Any]:
     if view.plan is not None and view.plan_input is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
     return known(metadata)
+
+
+def _state(snapshot: Snapshot) -> str:
+    if snapshot.pause is not None:
+        return snapshot.pause.sentence
+    if snapshot.live:
+        return "working"
+    return f"{counted(snapshot.starting, 'worker')} starting" if snapshot.starting else "no worker"
 
 
 def plan_metadata(plan: Plan, plan_input: PlanInput) -> dict[str, Any]:
@@ -770,7 +777,7 @@ def asset_events(
         asset = asset_of(verdict.check, names)
         longest = QUIET_SECONDS if verdict.passed else FAILING_SECONDS
         if after_output and asset == names.output:
-            longest = 0.0
+            longest = 0.0  # also shortly after a report: a check may have been executed since
         content: Hashable = verdict.content
         if verdict.check is CheckName.LAG:
             # A fleet to which nothing arrives is said once, with the time of the last batch
@@ -788,8 +795,10 @@ def outage_events(
     return [
         verdict.evaluation(names.fleet)
         for verdict in verdicts(findings)
-        if verdict.check in (CheckName.LEADER, CheckName.WORKERS)
-        and cadence.due(verdict.check.value, verdict.content, now, longest=FAILING_SECONDS)
+        if verdict.check is CheckName.LEADER
+        # Whether workers report is not known; runs that wait, fail or start are.
+        or (verdict.check is CheckName.WORKERS and (snapshot.starting or not verdict.passed))
+        if cadence.due(verdict.check.value, verdict.content, now, longest=FAILING_SECONDS)
     ]
 
 

@@ -49,6 +49,7 @@ ADDITIVE: Final = (
     "handoffs",
 )
 """The counters of a worker that add up over periods and workers."""
+_NUMBERS: Final = (dg.IntMetadataValue, dg.FloatMetadataValue)
 
 
 def known(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +141,21 @@ def final_metadata(
         "table_version": _text(version),
     }
     return known(metadata)
+
+
+def last_figures(instance: DagsterInstance, output: dg.AssetKey) -> dict[str, Any]:
+    """The figures of the output as they were last reported, for the end of a continuous worker.
+
+    The Dagster UI shows the metadata of the latest materialization only. Numbers become text,
+    because they are in the plots already. `figures_of` is the time of the report.
+    """
+    entry = instance.get_latest_materialization_event(output)
+    if entry is None or entry.asset_materialization is None:
+        return {}
+    return {"figures_of": dg.MetadataValue.timestamp(entry.timestamp)} | {
+        name: _text(one.value) if isinstance(one, _NUMBERS) else one
+        for name, one in entry.asset_materialization.metadata.items()
+    }
 
 
 # Read the Dagster runs of one application as plain values.
@@ -460,6 +476,23 @@ def silent_runs(
         "runs_silent",
         f"the workers of {counted(len(silent), 'run')} do not report; the first is "
         f"{printable(min(silent))}",
+    )
+
+
+def starting_workers(active: Sequence[RunView], reported: Collection[str], now: float) -> int:
+    """The number of continuous workers whose run is active and that may report soon.
+
+    Args:
+        active: The active runs.
+        reported: Ids of the workers that have a row.
+        now: Epoch seconds.
+    """
+    return sum(
+        run.continuous
+        and run.status is not DagsterRunStatus.CANCELING
+        and run.worker_id not in reported
+        and (run.started is None or now - run.started <= NO_ROW_SECONDS)
+        for run in active
     )
 
 

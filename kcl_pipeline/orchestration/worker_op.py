@@ -23,6 +23,7 @@ from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.events import Event, EventSink, WorkerHung
 from kcl_pipeline.metrics.exporters import LoggingEvents, fan_out, level_of, text_of
 from kcl_pipeline.metrics.repeats import RepeatFilter
+from kcl_pipeline.orchestration.checks import last_checks
 from kcl_pipeline.orchestration.names import (
     APPLICATION_TAG,
     CONTINUOUS,
@@ -39,7 +40,7 @@ from kcl_pipeline.orchestration.names import (
     worker_id_of,
 )
 from kcl_pipeline.orchestration.options import DagsterOptions, Mode, PipelineLike
-from kcl_pipeline.orchestration.runs import final_metadata, period_text
+from kcl_pipeline.orchestration.runs import final_metadata, last_figures, period_text
 from kcl_pipeline.orchestration.specs import OutputTable, column_lineage
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
@@ -258,8 +259,7 @@ def run_worker(
 ) -> dict[str, Any] | None:
     """Run one worker until it is drained or stopped.
 
-    A worker that has committed nothing, and one whose run fails or is canceled, reports its end to
-    the output by itself.
+    A drain whose run succeeds leaves the report of what it committed to the caller.
 
     Args:
         context: The run's context.
@@ -381,11 +381,17 @@ def _end(
     if not total.batches:
         # Downstream assets have nothing to do.
         context.log_event(dg.AssetObservation(names.output, metadata=metadata))
-    elif failure is not None:
+    elif failure is not None or mode == CONTINUOUS:
+        if mode == CONTINUOUS:
+            metadata = last_figures(context.instance, names.output) | metadata
         context.log_event(dg.AssetMaterialization(names.output, metadata=metadata))
+    if total.batches:
+        for check in last_checks(context.instance, names.output):
+            # Its annotation does not name checks, which it logs, too.
+            context.log_event(check)  # type: ignore[arg-type]
     if failure is not None:
         raise failure
-    return metadata if total.batches else None
+    return metadata if total.batches and mode == DRAIN else None
 
 
 def _failure(
@@ -455,9 +461,7 @@ def build_consume_job(
         "taken its leases, the run is terminated, or the application is paused.",
     )
     def work(context: dg.OpExecutionContext) -> None:
-        landed = run_worker(context, pipeline, names, options, CONTINUOUS, version=version)
-        if landed is not None:
-            context.log_event(dg.AssetMaterialization(names.output, metadata=landed))
+        run_worker(context, pipeline, names, options, CONTINUOUS, version=version)
 
     @dg.job(
         name=names.consume_job,

@@ -595,7 +595,8 @@ def _covered(snapshot: Snapshot) -> Iterator[Finding]:
             f"{', '.join(gone[:SHOWN])}{_more(gone)}",
             "their records passed the retention period unread; the leader will delete the leases",
         )
-    text = f"{counted(len(snapshot.unfinished), 'lease')} cover all hash keys"
+    count = len(snapshot.unfinished)
+    text = f"{counted(count, 'lease')} {'covers' if count == 1 else 'cover'} all hash keys"
     text += f" of {counted(len(groups), 'stream')}"
     yield Finding(check, check.value, FindingLevel.OK, text, numbers={"leases": len(leases)})
 
@@ -682,11 +683,13 @@ def _workers(snapshot: Snapshot) -> Iterator[Finding]:
     for problem in snapshot.run_problems:
         name = problem.name if isinstance(problem, RunProblem) else "replacement_stopped"
         yield Finding(check, name, FindingLevel.WARNING, problem, ADVICE_ON_RUNS[name])
-    if not snapshot.live and snapshot.pause is None and snapshot.unfinished:
+    count, starting = len(snapshot.live), snapshot.starting
+    if not count and not starting and snapshot.pause is None and snapshot.unfinished:
         advice = "start the leader sensor, or `kcl-pipeline worker`"
         yield Finding(check, "no_worker", FindingLevel.WARNING, "no worker reports", advice)
-    count = len(snapshot.live)
     text = f"{counted(count, 'worker')} {'reports' if count == 1 else 'report'}"
+    text = text if count else "no worker reports" + (" yet" if starting else "")
+    text += f", {starting} {_are(starting)} starting" if starting else ""
     yield Finding(check, check.value, FindingLevel.OK, text, numbers={"workers": count})
 
 
@@ -715,10 +718,13 @@ def _leader(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
         return
     why = None if observed is None else observed.leader_reason
     if owner is None:
-        text = "there is no leader" if not absent else f"nobody has led for {duration_text(absent)}"
+        # Until it is a fault, the sentence stays the same: the sensor reports each change of it.
+        is_new = absent <= limit
+        text = "there is no leader" if is_new else f"nobody has led for {duration_text(absent)}"
         text += f": {why.rstrip('.')}" if why else ""
     else:
-        text = f"{printable(owner)} has not renewed the leader lock for {duration_text(absent)}"
+        text = f"{printable(owner)} has not renewed the leader lock"
+        text += "" if absent <= limit else f" for {duration_text(absent)}"
     is_short = lock is not None and owner is not None and absent * 1000 < lock.lease_duration_millis
     if observed is not None and observed.goes_on:
         level = FindingLevel.OK if absent <= limit else FindingLevel.PROBLEM

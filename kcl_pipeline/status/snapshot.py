@@ -130,6 +130,8 @@ class Snapshot:
         run_problems: What keeps the runs of workers from running, as sentences. A `RunProblem` has
             the name of its finding.
         drained_at: When a drain had all records in the table, in epoch seconds. None: not known.
+        starting: Number of workers whose runs are active and that have not reported yet. Only
+            Dagster knows it.
     """
 
     application: str
@@ -150,6 +152,7 @@ class Snapshot:
     dead_letters: int | None = None
     run_problems: tuple[str, ...] = ()
     drained_at: float | None = None
+    starting: int = 0
 
     @cached_property
     def unfinished(self) -> tuple[Lease, ...]:

@@ -101,7 +101,7 @@ def test_a_paused_shard_is_in_the_check_with_its_reason_and_a_table(instance):
     )["shards_moving"]
     assert not found.passed
     assert found.severity is dg.AssetCheckSeverity.ERROR
-    assert "1 shard is paused: s of worker w-1 for 9 s, it fails. do what" in found.description
+    assert "1 shard is paused: s of worker w-1 for 9 s, it fails. Do what" in found.description
     assert found.metadata["shard_paused"].records[0].data["why"] == "it fails"
 
 
@@ -113,7 +113,7 @@ def test_a_verdict_has_every_fault_and_the_severity_of_the_worst():
     found = {one.check: one for one in verdicts([warning, problem, unknown, fine])}
     assert [found[check].passed for check in found] == [False, True, True, False]
     assert found[CheckName.LAG].severity is dg.AssetCheckSeverity.WARN
-    assert found[CheckName.LAG].description == "late. scale"
+    assert found[CheckName.LAG].description == "late. Scale"
     assert found[CheckName.LEADER].severity is dg.AssetCheckSeverity.ERROR
     key = dg.AssetKey(["x"])
     assert not found[CheckName.RETENTION].is_known

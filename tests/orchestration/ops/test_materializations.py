@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from kcl_pipeline.orchestration.names import Names
 from kcl_pipeline.orchestration.runs import last_drain
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
@@ -76,3 +78,49 @@ def test_a_drain_beside_a_fleet_says_so_in_the_log_of_its_run(instance, elsewher
     tags = instance.get_run_by_id(result.run_id).tags
     assert ("kcl/drained_at" in tags) is not bool(elsewhere)
     assert (last_drain(instance, "orders-eu") is None) is bool(elsewhere)
+
+
+def test_the_end_of_a_worker_keeps_the_checks_and_the_figures_of_the_output(instance):
+    pipeline = FakePipeline()
+    output = Names.of(pipeline).output
+    figures = {"lag_seconds_max": 1.5, "dead_letters": 3, "period": dg.MetadataValue.text("60 s")}
+    instance.report_runless_asset_event(dg.AssetMaterialization(output, metadata=figures))
+    reported = instance.get_latest_materialization_event(output)
+    for name, passed in (("lag_below_threshold", True), ("no_new_dead_letters", False)):
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=output,
+                check_name=name,
+                passed=passed,
+                severity=dg.AssetCheckSeverity.WARN,
+                description=f"sentence of {name}",
+                metadata={"number": 3},
+            )
+        )
+
+    def judged(name: str) -> bool:
+        """What the UI shows: an evaluation of the run of the latest materialization."""
+        key = dg.AssetCheckKey(output, name)
+        record = instance.get_latest_asset_check_evaluation_record(key)
+        latest = instance.get_latest_materialization_event(output)
+        assert record.event.run_id == latest.run_id, "Not Evaluated"
+        check = record.event.dagster_event.event_specific_data
+        assert check.severity is dg.AssetCheckSeverity.WARN
+        assert (check.description, check.metadata["number"].value) == (f"sentence of {name}", 3)
+        return check.passed
+
+    run = execute(pipeline, instance).run_id
+    for _ in range(2):
+        assert judged("lag_below_threshold")
+        assert not judged("no_new_dead_letters")
+        (event,) = events_of(instance, run)
+        # As text: a number would be in the plot a second time.
+        shown = {name: event.metadata[name].value for name in figures}
+        assert shown == {"lag_seconds_max": "1.5", "dead_letters": "3", "period": "60 s"}
+        assert event.metadata["figures_of"].value == reported.timestamp
+        run = execute(pipeline, instance).run_id
+
+    drain = materialize(pipeline, instance).run_id
+    assert not judged("no_new_dead_letters")
+    (event,) = events_of(instance, drain)
+    assert "lag_seconds_max" not in event.metadata, "a drain has its own figures"

@@ -24,14 +24,14 @@ class Fleet:
     def __init__(self, instance, **more):
         self.rows = leases(2, ["w-1"])
         self.more = more
-        self.lag, self.letters = 0.0, 0
+        self.lag, self.letters, self.batches = 0.0, 0, 0
         self.cycle = FakeCycle([self.report()])
         self.stage = Stage(instance, FakePipeline(cycle=self.cycle))
         self.began = self.stage.clock.now
 
     def report(self) -> CycleReport:
         lag = LeaseLag(self.rows[0].lease_key, round(self.lag * 1000))
-        totals = WorkerTotals(seconds=1.0, dead_letters=self.letters)
+        totals = WorkerTotals(seconds=1.0, batches=self.batches, dead_letters=self.letters)
         status = WorkerStatus(lag.millis, lags=(lag,), totals=totals)
         return led(self.rows, [replace(worker("w-1"), status=status)], **self.more)
 
@@ -66,6 +66,25 @@ def test_the_time_until_records_are_lost_uses_the_retention_that_the_leader_has_
 
 def test_without_a_known_retention_nothing_is_said_about_it(instance):
     assert "data_within_retention" not in Fleet(instance).checks()
+
+
+def test_a_check_of_the_output_that_is_not_known_now_stays_as_it_was_judged(instance):
+    """For example by the run of a worker that has ended, which Dagster shows no longer."""
+    fleet = Fleet(instance)
+    fleet.checks()
+    judged = dg.AssetCheckEvaluation(
+        asset_key=fleet.stage.names.output,
+        check_name="data_within_retention",
+        passed=False,
+        description="2.0 h until records are lost",
+    )
+    instance.report_runless_asset_event(judged)
+    assert "data_within_retention" not in fleet.checks(), "nothing was committed"
+    fleet.batches = 1
+    found = fleet.checks()
+    assert found.keys() >= {"lag_below_threshold", "no_new_dead_letters"}
+    again = found["data_within_retention"]
+    assert (again.passed, again.description) == (False, judged.description)
 
 
 def test_new_dead_letters_fail_for_an_hour(instance):
@@ -142,3 +161,52 @@ def test_a_leader_that_works_again_passes(instance):
         if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "leader_present"
     ]
     assert found == [True, False, True]
+
+
+def test_a_check_of_the_fleet_that_passes_says_what_is_true_at_the_last_look(instance):
+    """The first ticks of an application: no table, a run whose worker starts, then the worker."""
+    missing = NotFoundError("no table", code="ResourceNotFoundException", operation="Scan")
+    cycle = FakeCycle([missing])
+    stage = Stage(instance, FakePipeline(cycle=cycle))
+    stage.workers.error = missing
+
+    def shown(seconds: float = 5.0) -> dict[str, str]:
+        found = [e for e in stage(seconds).asset_events if isinstance(e, dg.AssetCheckEvaluation)]
+        assert all(one.passed for one in found)
+        return {one.check_name: str(one.description) for one in found}
+
+    waiting = "there is no leader: waiting for the first worker, which creates the tables"
+    assert shown() == {"leader_present": waiting}, "whether a worker reports is not known"
+    run = stage.run()
+    starts = "no worker reports yet, 1 is starting"
+    assert shown() == {"workers_running": starts}, "it is not repeated while nothing changes"
+    # The tables exist, the worker still starts, for example its Spark session.
+    stage.workers.error = None
+    free = leases(1, [None])
+    cycle.reports = [led(free, [])]
+    found = shown(10.0)
+    assert found["leader_present"].endswith(" leads")
+    assert "workers_running" not in found, "it says the same"
+    name = stage.worker_of(run)
+    cycle.reports = [led(leases(1, [name]), [worker(name)])]
+    stage.workers.beat(name)
+    found = shown(10.0)
+    assert found["workers_running"] == "1 worker reports"
+    assert shown(61.0).keys() & {"leader_present", "workers_running"} == set(), "nothing is new"
+
+
+def test_the_fleet_says_that_a_worker_starts(instance):
+    cycle = FakeCycle([led(leases(1, [None]), [])])
+    stage = Stage(instance, FakePipeline(cycle=cycle))
+
+    def state() -> str:
+        found = [e for e in stage(10.0).asset_events if isinstance(e, dg.AssetObservation)]
+        return next(e.metadata["state"].text for e in found if e.asset_key == stage.names.fleet)
+
+    assert state() == "no worker"
+    run = stage.run()
+    assert state() == "1 worker starting"
+    name = stage.worker_of(run)
+    cycle.reports = [led(leases(1, [name]), [worker(name)])]
+    stage.workers.beat(name)
+    assert state() == "working"

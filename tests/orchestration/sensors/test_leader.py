@@ -214,7 +214,7 @@ def test_a_missing_stream_of_several_fails_the_check_with_its_name_and_its_reaso
     found = checks()
     assert not found["shards_covered"].passed
     assert "clicks: the stream clicks does not exist" in found["shards_covered"].description
-    assert "create the stream" in found["shards_covered"].description
+    assert "Create the stream" in found["shards_covered"].description
     assert checks()["shards_covered"].passed
     stage.leases.leases = rows
     assert all("shards_covered" not in checks() for _ in range(8)), "another process leads"
