@@ -90,6 +90,9 @@ class FailureIsolation:
             SinkError: Spark failed.
             IsolationStoppedError: The worker stops.
         """
+        if isinstance(error, BrokenTransformError):
+            yield from self._halved(batch, error, pause)
+            return
         failing = self._failing(batch, error)
         if failing is None:
             pause(dict.fromkeys(batch.lease_keys, str(error)))
@@ -102,24 +105,41 @@ class FailureIsolation:
             if rest.ranges:
                 yield rest
 
+    def _halved(self, batch: Batch, error: BrokenTransformError, pause: Pause) -> Iterator[Batch]:
+        """Yield two halves of a batch, so that only leases whose result is broken alone pause.
+
+        The result may be broken for some records only: a wrong position beside `_error`, or None.
+        No record of them is set aside, because the transform is at fault. If it is broken for
+        every record of a sample, all leases pause at once.
+        """
+        keys = batch.lease_keys
+        if len(keys) == 1 or self._fails_on_sample(batch):
+            pause(dict.fromkeys(keys, str(error)))
+            return
+        middle = len(keys) // 2
+        yield only(batch, keys[:middle])
+        yield only(batch, keys[middle:])
+
     def _failing(self, batch: Batch, error: TransformFailedError) -> list[str] | None:
         """Return the leases that fail alone.
 
-        None: no record is at fault, but the transform or the columns of its result.
+        None: no record is at fault, but the columns of the result.
         """
-        if isinstance(error, BrokenTransformError):
-            return None
         chunks = [chunk for chunk in batch.ranges if chunk.record_count]
         failures: Sequence[object] = [error]  # One has failed as a batch.
         if len(chunks) > 1:
             failures = self._writer.probe([chunk.records for chunk in chunks])
         # A sample of the batch may have no record of a short lease that passes.
-        if isinstance(error, ResultMismatchError) and all(failures):
-            records = batch.records
-            rows = sorted(self._rng.sample(range(records.num_rows), min(records.num_rows, SAMPLES)))
-            if all(self._writer.probe([records.slice(row, 1) for row in rows])):
-                return None
+        fits_nowhere = isinstance(error, ResultMismatchError) and all(failures)
+        if fits_nowhere and self._fails_on_sample(batch):
+            return None
         return [chunk.lease_key for chunk, failure in zip(chunks, failures, strict=True) if failure]
+
+    def _fails_on_sample(self, batch: Batch) -> bool:
+        """Return whether each of some records of a batch fails alone."""
+        records = batch.records
+        rows = sorted(self._rng.sample(range(records.num_rows), min(records.num_rows, SAMPLES)))
+        return all(self._writer.probe([records.slice(row, 1) for row in rows]))
 
     def _without_failures(self, batch: Batch, pause: Pause) -> Batch:
         """Return the batch without failing records. Leases that have too many of them pause."""

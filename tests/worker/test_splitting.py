@@ -37,7 +37,7 @@ from kcl_pipeline.worker.failures import (
     dead_letters,
     rejected_records,
 )
-from kcl_pipeline.worker.isolation import IsolationStoppedError
+from kcl_pipeline.worker.isolation import SAMPLES, IsolationStoppedError
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GOOD, BAD = b"ok", b"bad"
@@ -462,12 +462,13 @@ def test_shards_that_fail_together_only_are_committed_one_by_one():
     assert [part.written.rows for part in parts] == [5, 4]
 
 
-def test_a_transform_that_returns_no_table_is_not_tried_on_single_records():
+def test_a_transform_that_returns_no_table_is_tried_on_a_sample_alone():
     bench = Bench(lambda table: table.num_rows)
-    assert bench.split(batch_of(s1=[GOOD] * 500, s2=[GOOD])) == []
-    assert bench.paused.keys() == {"s1", "s2"}
+    data = {f"s{number}": [GOOD] * 20 for number in range(64)}
+    assert bench.split(batch_of(**data)) == []
+    assert bench.paused.keys() == data.keys()
     assert "returned int" in bench.paused["s1"]
-    assert bench.calls == [501]
+    assert bench.calls == [64 * 20, *[1] * SAMPLES]
 
 
 def test_a_batch_without_records_is_not_transformed():
@@ -621,6 +622,31 @@ class TestRejected:
         bench = Bench(lambda t: change(marked(t)))
         assert bench.split(batch_of(s1=[GOOD, BAD])) == []
         assert message in bench.paused["s1"]
+
+    @pytest.mark.parametrize("shards", [2, 3, 8])
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                lambda t: t.set_column(3, "_sequence_number", pa.array(["99"] * t.num_rows)),
+                "which is not in the batch",
+            ),
+            (lambda t: None, "the transform returned NoneType"),
+        ],
+    )
+    def test_a_result_that_is_broken_for_records_of_a_shard_pauses_no_other_shard(
+        self, change, message: str, shards: int
+    ):
+        def broken_for_bad(table: pa.Table) -> pa.Table | None:
+            result = marked(table)
+            return change(result) if BAD in table["data"].to_pylist() else result
+
+        data = {f"s{number}": [GOOD] * 30 for number in range(shards)}
+        bench = Bench(broken_for_bad)
+        parts = bench.split(batch_of(**data | {"s1": [GOOD] * 29 + [BAD]}))
+        assert bench.paused.keys() == {"s1"}
+        assert message in bench.paused["s1"]
+        assert sum(part.written.rows for part in parts) == 30 * (shards - 1)
 
     def test_equal_positions_of_two_streams_need_the_stream(self):
         orders = records("shard-0", [GOOD], "orders")
