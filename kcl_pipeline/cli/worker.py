@@ -35,7 +35,7 @@ from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
 from kcl_pipeline.threads import StoppedWhileRetryingError
-from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker.summary import UNFINISHED_DRAINS, StopReason, WorkerSummary
 from kcl_pipeline.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
@@ -238,8 +238,8 @@ def _own_name(pipeline: KinesisPipeline) -> str:
 def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> None:
     """Print how the worker ended.
 
-    Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was
-    hung, with 4 when another process has taken its worker id, and with 5 when it was useless.
+    Exits with 1 when it failed, or a drain ended before it had read all records; with 3 when it
+    was hung, with 4 when another process has taken its worker id, and with 5 when it was useless.
     """
     total = summary.total
     batches = counted(total.batches, "batch", "batches")
@@ -249,7 +249,7 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     show.echo(f"worker {name} {summary.reason}: {result}", err=True)
     if summary.elsewhere_sentence is not None:
         show.echo(summary.elsewhere_sentence, err=True)
-    is_unfinished = is_drain and summary.reason is StopReason.APPLICATION_PAUSED
+    is_unfinished = is_drain and summary.reason in UNFINISHED_DRAINS
     if summary.reason is StopReason.FAILED or is_unfinished:
         show.echo(f"Error: {_error(summary, is_drain=is_drain)}", err=True)
         raise typer.Exit(FAILED)
@@ -265,9 +265,7 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
 
 
 def _error(summary: WorkerSummary, *, is_drain: bool) -> str | None:
-    if is_drain and summary.reason is StopReason.APPLICATION_PAUSED:
-        return "the application was paused before all records were read"
-    return summary.error
+    return (UNFINISHED_DRAINS.get(summary.reason) if is_drain else None) or summary.error
 
 
 def as_dict(

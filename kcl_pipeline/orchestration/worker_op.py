@@ -45,7 +45,7 @@ from kcl_pipeline.orchestration.specs import OutputTable, column_lineage
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
 from kcl_pipeline.threads import StoppedWhileRetryingError
-from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker.summary import UNFINISHED_DRAINS, StopReason, WorkerSummary
 from kcl_pipeline.worker_status import WorkerStatus, WorkerTotals
 
 # Report a running worker to Dagster: its events, and when a drain has ended.
@@ -399,22 +399,18 @@ def _failure(
 ) -> BaseException | None:
     """The error that ends the run. None: the worker ended as planned."""
     reason = summary.reason
+    if reason is StopReason.STOPPED:
+        return _stopped(context, mode, interrupted=interrupted)
+    if mode != CONTINUOUS and reason in UNFINISHED_DRAINS:
+        return dg.Failure(UNFINISHED_DRAINS[reason], allow_retries=False)
     if reason is StopReason.DRAIN_REQUESTED:
         if not summary.status.paused:
             return None
         first = min(summary.status.paused, key=lambda pause: pause.lease_key)
         text = f"the worker was asked to end, and {first.lease_key} was paused: {first.reason}"
         return dg.Failure(text, allow_retries=False)
-    if reason is StopReason.DRAINED:
+    if reason in {StopReason.DRAINED, StopReason.APPLICATION_PAUSED}:
         return None
-    if reason is StopReason.STOPPED:
-        return _stopped(context, mode, interrupted=interrupted)
-    if reason is StopReason.APPLICATION_PAUSED:
-        if mode == CONTINUOUS:
-            return None
-        return dg.Failure(
-            "the application was paused before all records were read", allow_retries=False
-        )
     return dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)
 
 

@@ -35,6 +35,14 @@ class StopReason(StrEnum):
     ID_TAKEN = "id_taken"
 
 
+UNFINISHED_DRAINS: Final[Mapping[StopReason, str]] = {
+    StopReason.STOPPED: "the worker was stopped before all records were read",
+    StopReason.DRAIN_REQUESTED: "the worker was asked to end before all records were read",
+    StopReason.APPLICATION_PAUSED: "the application was paused before all records were read",
+}
+"""Reasons that are a planned end of a continuous worker, but a failure of a drain, and why."""
+
+
 def owners_text(shards: Mapping[str, int]) -> str:
     """Return workers with their numbers of shards as text: those with the most, at most five."""
     ordered = sorted(shards.items(), key=lambda item: (-item[1], item[0]))

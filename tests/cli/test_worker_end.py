@@ -31,6 +31,24 @@ def test_a_worker_that_was_stopped_has_none(capsys):
     assert "w-1 stopped" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        (StopReason.STOPPED, "the worker was stopped before all records were read"),
+        (StopReason.DRAIN_REQUESTED, "the worker was asked to end before all records were read"),
+        (StopReason.APPLICATION_PAUSED, "the application was paused before all records were read"),
+    ],
+)
+def test_a_drain_that_ends_before_all_records_are_read_fails(reason, sentence, capsys):
+    summary = WorkerSummary("w-1", reason, TOTAL)
+    with pytest.raises(typer.Exit) as ended:
+        _report("w-1", summary, is_drain=True)
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"Error: {sentence}"
+    assert as_dict("w-1", "orders", summary, is_drain=True)["error"] == sentence
+    assert as_dict("w-1", "orders", summary, is_drain=False)["error"] is None
+
+
 @pytest.mark.parametrize(("batches", "text"), [(1, "1,200 records in 1 batch"), (2, "2 batches")])
 def test_the_last_line_counts_in_plain_english(batches, text, capsys):
     total = WorkerStatus(totals=WorkerTotals(1.0, records=1_200, batches=batches))

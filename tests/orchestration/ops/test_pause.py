@@ -34,12 +34,11 @@ def test_a_run_that_starts_in_a_pause(instance, start, succeeds):
         assert "is paused by ann" in failure.user_failure_data.description
 
 
+@pytest.mark.parametrize("reason", [StopReason.APPLICATION_PAUSED, StopReason.DRAIN_REQUESTED])
 @pytest.mark.parametrize(("start", "succeeds"), [(execute, True), (materialize, False)])
-def test_a_run_that_a_pause_ends(instance, start, succeeds):
+def test_a_run_that_a_pause_or_a_request_ends(instance, start, succeeds, reason):
     def script(stop, mode, on_progress, worker_id):
-        return WorkerSummary(
-            worker_id, StopReason.APPLICATION_PAUSED, WorkerStatus(totals=WorkerTotals(1.0))
-        )
+        return WorkerSummary(worker_id, reason, WorkerStatus(totals=WorkerTotals(1.0)))
 
     result = start(FakePipeline(script=script), instance)
     assert result.success is succeeds
