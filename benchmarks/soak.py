@@ -104,8 +104,7 @@ class Counter:
             return None
         from pyspark.sql import SparkSession  # noqa: PLC0415 (the Arrow path has no Spark)
 
-        session = SparkSession.getActiveSession()
-        assert session is not None
+        session = SparkSession.builder.getOrCreate()  # an active one is known to its thread only
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001 (the only way to the JVM's own figures)
         jvm.System.gc()
         runtime = jvm.Runtime.getRuntime()
