@@ -581,16 +581,17 @@ class _Fit:
         self, path: str, kind: pa.DataType, table: pa.DataType | None
     ) -> pa.DataType | None:
         found = delta_type(kind)
-        if found is None and table is None:
-            self.reasons.append(
-                f"a Delta table cannot hold {path} ({kind}); cast it, to string for example"
-            )
-        if found is None or table is None:
+        if table is None:
+            if found is None:
+                self.reasons.append(
+                    f"a Delta table cannot hold {path} ({kind}); cast it, to string for example"
+                )
             return found
         wanted = delta_type(table)
-        if wanted is None or not (found == wanted or _widens(found, wanted)):
+        # Without a reason, the column would be left out, and null in the table.
+        if found is None or wanted is None or not (found == wanted or _widens(found, wanted)):
             self.reasons.append(
-                f"{path} is {named(found)} in the output and {named(table)} in the table"
+                f"{path} is {named(found or kind)} in the output and {named(table)} in the table"
             )
             return None
         return wanted

@@ -48,6 +48,45 @@ def test_a_type_that_fits_no_record_pauses_the_shards_until_it_is_fixed():
         assert by_id(test).keys() == {"a", *(f"c{n}" for n in range(400))}
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "reason"),
+    [
+        (["x"], pa.array([dt.time(1)]), "v is time64[us] in the output and string in the table"),
+        (
+            [1],
+            pa.array([dt.timedelta(1)]),
+            "v is duration[us] in the output and bigint in the table",
+        ),
+        (
+            [Decimal("1.5")],
+            pa.array([Decimal("1" * 50)]),
+            "v is decimal256(50, 0) in the output and decimal128(2, 1) in the table",
+        ),
+        (
+            [[{"x": "a"}]],
+            pa.array([[{"x": dt.time(1)}]]),
+            "v.element.x is time64[us] in the output and string in the table",
+        ),
+        ([1], pa.array([[]]), "v is list<item: null> in the output and bigint in the table"),
+        ([1], pa.array([{}]), "v is struct<> in the output and bigint in the table"),
+    ],
+)
+def test_a_type_that_delta_does_not_have_is_no_null_in_the_table(first, then, reason: str):
+    given = [pa.array(first), then]
+
+    def typed(records: pa.Table) -> pa.Table:
+        [number] = [row["n"] for row in rows_of(records)]
+        return pa.table({"id": [number], "v": given[number]})
+
+    with PipelineTest(pipeline(typed)) as test:
+        test.put({"n": 0})
+        test.run()
+        test.put({"n": 1})
+        assert test.run().reason is StopReason.FAILED
+        assert test.events.of(ShardPaused)[0].reason.endswith(reason)
+        assert by_id(test) == {0: {"v": first[0]}}
+
+
 def test_a_paused_worker_goes_on_when_the_table_is_changed():
     with PipelineTest(pipeline(inferred)) as test:
         test.put({"id": "a"})
