@@ -380,10 +380,22 @@ _STANDARD_LIBRARY: Final = tuple(
 )
 _INSTALLED: Final = re.compile(
     r"(^|[/\\])(site-packages|dist-packages|pyspark\.zip|py4j-[^/\\]*\.zip)([/\\]|$)"
-    r"|[/\\]lib[/\\]python\d+(\.\d+)?[/\\]|^<frozen "
+    r"|[/\\]lib[/\\]python\d+(\.\d+)?[/\\]|^<frozen |\.p(yx|xi|xd)$"
 )
 _SPARK_CLIENT: Final = re.compile(r"(^|[/\\])(pyspark|py4j)([/\\.-]|$)")
 _FRAME: Final = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
+
+
+_FAILURES: Final = {"CancelledError", "PanicException"}
+"""Names of errors of asyncio and of libraries in Rust, which are no subclass of `Exception`."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether an error that a user's function raises is a failure of its records.
+
+    `sys.exit()` is one, too: it would end the worker, with the exit code of a complete drain.
+    """
+    return isinstance(error, Exception | SystemExit) or type(error).__name__ in _FAILURES
 
 
 def error_line(error: BaseException) -> str:
@@ -599,7 +611,9 @@ def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -
         result = transform(records)
     except KclError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         line = error_line(error)
         raise TransformFailedError(
             f"the transform failed on {records.num_rows} records: {line}", detail=line

@@ -34,6 +34,7 @@ from kcl_pipeline.batch import (
     Written,
     apply_arrow_transform,
     error_line,
+    is_failure,
     probe_arrow_transform,
     split_rejected,
 )
@@ -227,7 +228,7 @@ class FunctionCalls(Generic[Rows]):
         self,
         settings: FunctionSink,
         function: Callable[[Rows, BatchIdentity], object],
-        line: Callable[[Exception], str] = error_line,
+        line: Callable[[BaseException], str] = error_line,
     ) -> None:
         self._settings = settings
         self._function = function
@@ -292,7 +293,9 @@ class FunctionCalls(Generic[Rows]):
             return
         try:
             self._function(kept.rows, kept.identity)
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             line = self._line(error)
             raise TransformFailedError(
                 f"the function of the sink failed: {line}", detail=line

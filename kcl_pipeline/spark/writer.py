@@ -24,6 +24,7 @@ from kcl_pipeline.batch import (
     DataFile,
     PartFailure,
     Written,
+    is_failure,
     rejected_columns,
     split_rejected,
 )
@@ -300,7 +301,9 @@ def transformed(
         result: Any = transform(frame)
     except KclError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise classified(error, records) from error
     if not isinstance(result, DataFrame):
         raise BrokenTransformError(

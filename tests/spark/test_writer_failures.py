@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +53,7 @@ def _crash(frame):
         (lambda frame: frame.selectExpr("cast(raise_error('no good') as int) x"), "no good"),
         (lambda frame: frame.select("nope"), "nope"),
         (lambda frame: {}["k"], "KeyError: 'k'"),
+        (lambda frame: sys.exit(2), "SystemExit: 2"),
         (lambda frame: None, "returned NoneType"),
     ],
 )

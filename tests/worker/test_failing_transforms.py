@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pyarrow as pa
@@ -85,6 +86,42 @@ def test_a_broken_transform_pauses_its_shard_and_the_others_go_on(world: World):
     assert world.table.dead_letters == []
     assert [event.lease_key for event in world.of(ShardResumed)] == [broken]
     assert world.worker.paused() == {}
+
+
+class PanicException(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), asyncio.CancelledError(), PanicException("index out of bounds")]
+)
+def test_an_error_that_is_no_exception_is_a_failure_of_its_record(world: World, error):
+    def fails(table: pa.Table) -> pa.Table:
+        if BAD in table["data"].to_pylist():
+            raise error
+        return table
+
+    world.writer._transform = fails
+    world.put(*numbered(40), BAD)
+    world.run()
+    assert world.data() == sorted(numbered(40))
+    assert letters(world) == [BAD]
+    [event] = world.of(RecordsDeadLettered)
+    assert event.error.startswith(type(error).__name__)
+
+
+def test_an_error_inside_of_pyarrow_names_the_line_of_the_transform(world: World):
+    def converts(table: pa.Table) -> pa.Table:
+        pa.array([1, *("x" if data == BAD else 1 for data in table["data"].to_pylist())])
+        return table
+
+    world.writer._transform = converts
+    world.put(*numbered(40), BAD)
+    world.run()
+    [event] = world.of(RecordsDeadLettered)
+    assert event.error.startswith("ArrowInvalid: ")
+    assert "test_failing_transforms.py:" in event.error
+    assert event.error.endswith(" in converts)")
 
 
 def test_a_paused_shard_is_retried_ever_more_rarely_and_reported_less_often(world: World):

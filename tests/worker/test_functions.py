@@ -121,6 +121,19 @@ def test_a_shard_that_the_function_fails_on_does_not_stop_the_others(store):
     assert set(store.counts().values()) == {1}
 
 
+def test_a_function_that_calls_exit_pauses_its_shards(store):
+    def exits(data):
+        if data:
+            raise SystemExit(0)
+
+    store.fails = exits
+    world = world_of(store)
+    world.put(*numbered(20))
+    world.run(10)
+    assert len(world.worker.paused()) == 2
+    assert "the function of the sink failed: SystemExit: 0" in world.of(ShardPaused)[0].reason
+
+
 def test_a_stop_ends_the_search_for_the_shards_that_fail(store):
     """The function is not called for the rest of the shards. The worker runs on real threads."""
     clock, tries = SystemClock(), []

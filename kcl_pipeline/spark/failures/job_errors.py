@@ -31,7 +31,7 @@ _SQL_STATE: Final = " SQLSTATE: "
 _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
 
 
-def classified(error: Exception, records: int | None) -> KclError:
+def classified(error: BaseException, records: int | None) -> KclError:
     """Decide whether the transform or the sink caused an error.
 
     I/O errors, lost executors and a dead JVM in the Java causes are errors of the sink. So are
@@ -68,7 +68,7 @@ def classified(error: Exception, records: int | None) -> KclError:
     return TransformFailedError(f"the transform failed{given}: {text}", detail=text)
 
 
-def _frame(error: Exception, messages: str) -> str | None:
+def _frame(error: BaseException, messages: str) -> str | None:
     """The frame in the user's code, from the traceback of a Python task or of this process."""
     return frame_in(messages) or frame_of(error.__traceback__)
 
@@ -89,7 +89,7 @@ def _java_causes(java: Any) -> list[tuple[str, str]]:
     return causes
 
 
-def spark_line(error: Exception) -> str:
+def spark_line(error: BaseException) -> str:
     """The line of a Spark error that states the cause.
 
     It is the innermost Python error, Spark's first line, or the last Java cause.
@@ -104,7 +104,7 @@ def _java_line(causes: list[tuple[str, str]]) -> str:
     return _python_line(text) or f"{name.rpartition('.')[2]}: {first}".removesuffix(": ")
 
 
-def _line(error: Exception, messages: str) -> str:
+def _line(error: BaseException, messages: str) -> str:
     prefix = "" if isinstance(error, PySparkException) else f"{type(error).__name__}: "
     return _python_line(messages) or prefix + next(iter(_lines(messages)), "")
 
