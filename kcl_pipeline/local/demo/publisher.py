@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -111,6 +112,7 @@ class Publisher:
         shards: Number of shards of the order stream.
         seed: Seed of the orders.
         ids: Every id that Kinesis acknowledged.
+        counts: Number of acknowledged events by stream.
         error: Exception that a publishing thread raised.
     """
 
@@ -121,6 +123,7 @@ class Publisher:
     shards: int
     seed: int = 7
     ids: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -201,6 +204,7 @@ class Publisher:
             ]
             with self._lock:
                 self.ids.extend(done)
+                self.counts[stream] += len(done)
             waiting = [
                 r for r, result in zip(waiting, results, strict=True) if "ErrorCode" in result
             ]

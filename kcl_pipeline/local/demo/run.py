@@ -36,6 +36,8 @@ SECOND_JOB: Final = "telemetry_consume"
 SHARDS: Final = 8
 LIVE: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 PROGRESS_SECONDS: Final = 5.0
+REPEAT_SECONDS: Final = 30.0
+"""A progress line that says nothing new is printed at most once per this time."""
 
 
 class DemoFailed(KclError):  # noqa: N818 (a sentence for people)
@@ -110,6 +112,8 @@ class Demo:
         self.reshards = 0
         self._last_progress = self.began
         self._last_committed = 0
+        self._said: tuple[object, ...] = ()
+        self._said_at = self.began
         self._location = ("", "")
 
     def start(self) -> None:
@@ -283,15 +287,19 @@ class Demo:
     def progress(self, note: str) -> None:
         """Print a progress line, which ends with `note`, at most every five seconds.
 
-        It contains published and committed events, records per second, lag, and leases per worker.
+        It contains published and committed events, records per second, the lag of each table that
+        has one, and leases per worker.
         """
         now = self.clock.monotonic()
         if now - self._last_progress < PROGRESS_SECONDS:
             return
-        committed = self.committed()
+        rows = {name: table.count() for name, table in self.rows.items()}
+        committed = sum(rows.values())
         rate = (committed - self._last_committed) / (now - self._last_progress)
         self._last_progress, self._last_committed = now, committed
-        published = self.publisher.published if hasattr(self, "publisher") else 0
+        counts = dict(self.publisher.counts) if hasattr(self, "publisher") else {}
+        published = sum(counts.values())
+        lags = {name: counts.get(name, 0) - count for name, count in rows.items()}
         per_worker = Counter(
             lease.actual_owner or "(no owner)" for lease in self.leases() if not lease.ended
         )
@@ -299,10 +307,15 @@ class Demo:
             " ".join(f"{worker}={count}" for worker, count in sorted(per_worker.items()))
             or "none yet"
         )
+        lag = ", ".join(f"{count:,} of {name}" for name, count in lags.items() if count > 0) or "0"
+        news = (published, committed, shown, note)
+        if news == self._said and now - self._said_at < REPEAT_SECONDS:
+            return
+        self._said, self._said_at = news, now
         self.say(
             f"{now - self.began:5.0f} s  published {published:>9,}  committed "
             f"{committed:>9,}  {rate:>7,.0f} records/s"
-            f"  lag {published - committed:>7,}  leases {shown}  {note}"
+            f"  lag {lag}  leases {shown}  {note}"
         )
 
     def stop(self) -> tuple[int, int]:
