@@ -144,6 +144,11 @@ def target(
             f"--stream is missing for --application {application!r}; write --stream NAME, once "
             "per stream"
         )
+    from kcl_pipeline.local.shared import find_local_aws  # noqa: PLC0415 (only for a name)
+
+    # A pipeline's module does the same by itself.
+    if (url := find_local_aws()) is not None:
+        typer.echo(f"this is the embedded AWS of this folder, at {url}", err=True)
     return Target(
         ConsumerSettings(application_name=application, streams=tuple(streams or [NO_STREAM])),
         SystemClock(),

@@ -99,20 +99,47 @@ def use_local_aws(
     Example:
         >>> use_local_aws({"orders": 4}, records="resources.samples:records")  # doctest: +SKIP
     """
-    if any(name.startswith("AWS_") and name not in _NO_ACCOUNT for name in os.environ):
+    if _names_account():
         return None
-    place = Path(folder).resolve()
-    owner = _dagster_dev()
+    place, owner = Path(folder).resolve(), _dagster_dev()
     if owner is None:
-        server = _running(place)
-    else:
-        place.mkdir(parents=True, exist_ok=True)
-        with _alone(place):
-            server = _running(place) or _started(place, owner, streams, records, SystemClock())
+        return find_local_aws(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    with _alone(place):
+        server = _running(place) or _started(place, owner, streams, records, SystemClock())
+    os.environ.update(server.environment)
+    return server.endpoint_url
+
+
+def find_local_aws(folder: str | os.PathLike[str] = ".run") -> str | None:
+    """Use the embedded AWS of `dagster dev` or of the demonstration, if one runs for this folder.
+
+    Returns:
+        Its address. None: an account is configured, or no server runs.
+    """
+    servers = map(_running, (Path(folder), Path(folder) / "demo"))
+    server = None if _names_account() else next(filter(None, servers), None)
     if server is None:
         return None
     os.environ.update(server.environment)
     return server.endpoint_url
+
+
+def record_server(
+    folder: Path, pid: int, endpoint_url: str, environment: Mapping[str, str]
+) -> Path:
+    """Write the file by which other processes find a server. Returns its path."""
+    server = Server(endpoint_url, pid, psutil.Process(pid).create_time(), environment)
+    file = folder / _FILE
+    partial = file.with_suffix(".new")
+    partial.write_text(
+        json.dumps({name: getattr(server, name) for name in Server.__slots__}), encoding="utf-8"
+    )
+    return partial.replace(file)
+
+
+def _names_account() -> bool:
+    return any(name.startswith("AWS_") and name not in _NO_ACCOUNT for name in os.environ)
 
 
 def _created(pid: int) -> float | None:
@@ -225,18 +252,8 @@ def _serve(
         for name, shards in streams.items():
             kinesis.create_stream(StreamName=name, ShardCount=shards)
         warm.join()
-        me = Server(
-            aws.endpoint_url,
-            os.getpid(),
-            psutil.Process().create_time(),
-            {**aws.environment(), "AWS_EC2_METADATA_DISABLED": "true"},
-        )
-        file = folder / _FILE
-        partial = file.with_suffix(".new")
-        partial.write_text(
-            json.dumps({name: getattr(me, name) for name in Server.__slots__}), encoding="utf-8"
-        )
-        partial.replace(file)
+        variables = {**aws.environment(), "AWS_EC2_METADATA_DISABLED": "true"}
+        file = record_server(folder, os.getpid(), aws.endpoint_url, variables)
         publish = _function(records)
         number = 0
         try:

@@ -14,6 +14,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.cli import app
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.local.faults import FaultRule
+from kcl_pipeline.local.shared import record_server
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -39,6 +40,23 @@ def test_user_errors_are_one_sentence(arguments, sentence):
     assert sentence in result.stderr
     assert result.stderr.startswith("Error: ")
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("folder", [".run", ".run/demo"])
+def test_a_name_is_looked_up_in_the_embedded_aws_of_the_folder(
+    shared, server, tmp_path, monkeypatch, folder
+):
+    """Of `dagster dev`, or of the demonstration: a user sets no variable."""
+    (tmp_path / folder).mkdir(parents=True)
+    record_server(tmp_path / folder, os.getpid(), server.endpoint_url, server.environment())
+    monkeypatch.chdir(tmp_path)
+    found = run("status", "-a", "no-such-app", code=1).stderr
+    assert "this is the embedded AWS" not in found, "the variables name an account"
+    for name in server.environment():
+        monkeypatch.delenv(name)
+    found = run("status", "-a", shared.name)
+    assert found.stderr == f"this is the embedded AWS of this folder, at {server.endpoint_url}\n"
+    assert "blue-1" in found.stdout
 
 
 def test_a_pipeline_module_that_fails_is_named_with_file_and_line(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
 from kcl_pipeline.local.no_proxy import no_proxy_variables
+from kcl_pipeline.local.shared import record_server
 
 
 class StartFailed(KclError):  # noqa: N818 (a sentence for people)
@@ -112,12 +113,13 @@ class Processes:
     def start_aws(self, port: int) -> str:
         """Start the embedded AWS and return its address.
 
-        The environment of all processes that start later contains the address and credentials.
+        The environment of all processes that start later contains the address and credentials, and
+        so does a file in the folder.
         """
-        self.start("aws", ["-m", "kcl_pipeline.local", "--port", str(port)])
+        server = self.start("aws", ["-m", "kcl_pipeline.local", "--port", str(port)])
         url = f"http://127.0.0.1:{port}"
         self._wait_for_port("aws", port, 60)
-        self.environment |= {
+        variables = {
             "AWS_ENDPOINT_URL": url,
             "AWS_ACCESS_KEY_ID": "embedded",
             "AWS_SECRET_ACCESS_KEY": "embedded",
@@ -126,6 +128,8 @@ class Processes:
             "AWS_EC2_METADATA_DISABLED": "true",
             **no_proxy_variables(os.environ),
         }
+        record_server(self.folder, server.pid, url, variables)
+        self.environment |= variables
         return url
 
     def start_dagster(self, module: str | None, port: int) -> str:
