@@ -381,10 +381,16 @@ def _moving(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
         )
     yield from _without_worker(snapshot)
     yield from _still(snapshot, limits)
-    count = len(snapshot.unfinished)
-    text = f"every one of {counted(count, 'unfinished shard')} is read" if count else "no shard yet"
-    if snapshot.observed is None and count:
-        text += ", as the reports of the workers say"
+    count, waiting = len(snapshot.unfinished), len(snapshot.unowned)
+    if not count:
+        text = "no shard yet"
+    elif waiting:
+        text = (
+            f"{waiting} of {counted(count, 'shard')} wait{'s' if waiting == 1 else ''} for a worker"
+        )
+    else:
+        text = f"{counted(count, 'unfinished shard')} {_are(count)} read"
+        text += ", as the reports of the workers say" if snapshot.observed is None else ""
     yield Finding(check, check.value, FindingLevel.OK, text)
 
 
