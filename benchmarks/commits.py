@@ -96,11 +96,12 @@ def write_until(
         end = Position(str(10**55 + turn))
         becomes = {key: one.moved(end) for key, one in stored.items()}
         before = time.perf_counter()
-        outcome = repeated(partial(sink.commit, found.table_id, written, stored, becomes))
+        files, schema = written.written_files, written.output_schema
+        outcome = repeated(partial(sink.commit, found.table_id, files, stored, becomes, schema))
         millis.append((time.perf_counter() - before) * 1000)
         if outcome.version is None:
             raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
-        paths += [file.path for file in written.files]
+        paths += [file.path for file in files]
         stored = becomes
     return paths, millis
 
@@ -166,7 +167,14 @@ def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str,
         becomes = stored.moved(Position(str(turn)))
         written = writer.write(Batch(f"g-{turn}", (), rows))
         cell = next((start for start in versions if start <= turn < start + 25), None)
-        committed = _millis(sink.commit, table_id, written, {keys[0]: stored}, {keys[0]: becomes})
+        committed = _millis(
+            sink.commit,
+            table_id,
+            written.written_files,
+            {keys[0]: stored},
+            {keys[0]: becomes},
+            written.output_schema,
+        )
         stored = becomes
         if cell is not None:
             reader = DeltaCommitter(DeltaSink(uri), "bench")

@@ -30,7 +30,7 @@ from typing import Any
 import greenlet
 import pyarrow as pa
 
-from kcl_pipeline.batch import DataFile, Written
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.announcements import AnnouncementStore
@@ -264,8 +264,7 @@ def measure(writers: int, seconds: float, server: Server, seed: int) -> dict[str
             repeated(world, lambda: server.request(lambda: None))
             becomes = {key: one.moved(Position(str(turn))) for key, one in stored.items()}
             before = world.now
-            written = Written((file,), None, 1, None)
-            outcome = repeated(world, partial(sink.commit, "table", written, stored, becomes))
+            outcome = repeated(world, partial(sink.commit, "table", [file], stored, becomes))
             if outcome.version is None:
                 raise AssertionError(f"writer {number} was refused {outcome.refused}")
             if world.now <= seconds:

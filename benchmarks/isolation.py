@@ -34,7 +34,6 @@ import psutil
 import pyarrow as pa
 
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     RECORD_SCHEMA,
     Batch,
     BatchWriter,
@@ -86,8 +85,7 @@ def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) 
         [part] = splitter.run(batch, paused.update)
         seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu
         numbers = part.failed["shard-0"]["sequence_number"].to_pylist()
-        written = part.written or NOTHING_WRITTEN
-        files = sum(path.is_file() for path in Path(folder).rglob("*")) - len(written.files)
+        files = sum(path.is_file() for path in Path(folder).rglob("*")) - len(part.written_files)
         found = frozenset(int(number) - 1 for number in numbers)
         jobs = _jobs(session) - jobs
     return Result(transform, records, chosen, found, jobs, files, seconds, cpu)

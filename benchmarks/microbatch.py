@@ -86,11 +86,13 @@ class Way:
         """Write and commit one batch of Arrow records."""
         turn = next(self._turn)
         written = self._writer.write(Batch(f"{self._name}-{turn}", (), records))
+        files, schema = written.written_files, written.output_schema
         if turn == 1:
-            self._sink.ensure(written.schema)
+            self._sink.ensure(schema)
             self._table_id = self._sink.positions([]).table_id
         key, becomes = "stream/0/shard", self._stored.moved(Position(str(turn)))
-        outcome = self._sink.commit(self._table_id, written, {key: self._stored}, {key: becomes})
+        expected = {key: self._stored}
+        outcome = self._sink.commit(self._table_id, files, expected, {key: becomes}, schema)
         assert outcome.version is not None
         self._stored = becomes
 

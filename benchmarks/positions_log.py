@@ -75,7 +75,9 @@ class Table:
         end = Position(str(49 * 10**54 + self._turn))
         expected = {key: self._stored.get(key, NOTHING_STORED) for key in keys}
         becomes = {key: stored.moved(end) for key, stored in expected.items()}
-        outcome = self._sink.commit(self._table_id, written, expected, becomes)
+        outcome = self._sink.commit(
+            self._table_id, written.written_files, expected, becomes, written.output_schema
+        )
         if outcome.version is None:
             raise AssertionError(f"refused: {outcome.refused}")
         self._stored |= becomes

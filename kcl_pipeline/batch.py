@@ -15,7 +15,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
@@ -170,27 +170,6 @@ class DataFile:
     statistics: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The result of writing a batch. Readers of the table do not see it until it is committed.
-
-    Attributes:
-        files: The files with the rows of the output.
-        schema: Schema of the output. None: it has no rows.
-        rows: Number of rows in the files.
-        rejected: The records that the transform returned as dead letters (`REJECTED_SCHEMA`).
-            None of their rejected rows is in the files. None: there are no such records.
-    """
-
-    files: tuple[DataFile, ...]
-    schema: pa.Schema | None
-    rows: int
-    rejected: pa.Table | None = None
-
-
-NOTHING_WRITTEN: Final = Written((), None, 0)
-
-
 class ShardRead(Protocol):
     """What one read of a shard has brought: a `Chunk`, or a range of an executor.
 
@@ -255,7 +234,11 @@ class Batch:
         read: The reads that the batch was made of, also those outside of its ranges. A part of a
             batch has the reads of the whole batch.
         milliseconds: How long the steps up to now have taken, by their names.
-        written: The files of the records. None: they are not written yet.
+        files: The files with the rows of the output. Readers of the table do not see them until
+            they are committed. None: the batch is not written yet. Empty: its output has no rows.
+        output_schema: Columns of the output. None: it has no rows, and its columns are not known.
+        rejected: The records that the transform returned as dead letters (`REJECTED_SCHEMA`).
+            None of their rejected rows is in the files. None: there are no such records.
         failed: Records that failed, by lease key (`worker.failures.FAILED_SCHEMA`). They are in
             none of the files.
         version: A version of the table that has the batch. None: it is not committed, or there is
@@ -268,7 +251,9 @@ class Batch:
     loaded: bool = True
     read: tuple[ShardRead, ...] = ()
     milliseconds: Mapping[str, float] = field(default_factory=dict)
-    written: Written | None = None
+    files: tuple[DataFile, ...] | None = None
+    output_schema: pa.Schema | None = None
+    rejected: pa.Table | None = None
     failed: Mapping[str, pa.Table] = field(default_factory=dict)
     version: int | None = None
 
@@ -276,6 +261,26 @@ class Batch:
     def lease_keys(self) -> tuple[str, ...]:
         """The leases of the ranges, in their order."""
         return tuple(chunk.lease_key for chunk in self.ranges)
+
+    @property
+    def written_files(self) -> tuple[DataFile, ...]:
+        """The files to commit.
+
+        Raises:
+            ValueError: The batch is not written. Its commit would skip its records.
+        """
+        if self.files is None:
+            raise ValueError(f"the batch {self.batch_id} is not written yet")
+        return self.files
+
+    @property
+    def output_rows(self) -> int:
+        """Number of rows in the files."""
+        return sum(file.rows for file in self.files or ())
+
+    def unwritten(self) -> Batch:
+        """Return the batch as before its `write`. It must be written again."""
+        return replace(self, files=None, output_schema=None, rejected=None)
 
     def by_lease(self, amount: Callable[[ShardRead], int]) -> dict[str, int]:
         """Return the sum of an amount, such as bytes, over the reads of each range by lease key.
@@ -342,8 +347,11 @@ class BatchWriter(Protocol):
     `spark.writer.SparkBatchWriter`.
     """
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Transform and write a batch. The transform is not called for a batch without records.
+
+        Returns:
+            The batch with its files, their columns, and the records that the transform rejected.
 
         Raises:
             TransformFailedError: The transform raised.

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import pyarrow as pa
@@ -26,12 +26,10 @@ from kcl_pipeline.arguments import (
     function_name,
 )
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     ArrowTransform,
     Batch,
     DataFile,
     PartFailure,
-    Written,
     apply_arrow_transform,
     error_line,
     is_failure,
@@ -247,7 +245,7 @@ class FunctionCalls(Generic[Rows]):
             holds: Is closed when the result is not needed any more.
 
         Returns:
-            A placeholder for `Written.files`.
+            A placeholder for `Batch.files`.
         """
         self._drop()
         self._written += 1
@@ -269,9 +267,10 @@ class FunctionCalls(Generic[Rows]):
     def commit(
         self,
         table_id: str | None,  # noqa: ARG002 (there is one function)
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,  # noqa: ARG002 (there is no table)
     ) -> CommitOutcome:
         """Call the function with the rows, if there are any.
 
@@ -280,8 +279,8 @@ class FunctionCalls(Generic[Rows]):
             SinkError: The result was dropped. It must be written again.
         """
         check_entries(expected, becomes)
-        if written.files:
-            self._call(written.files[0].path)
+        if files:
+            self._call(files[0].path)
         self._version += 1
         return CommitOutcome(self._version)
 
@@ -345,19 +344,19 @@ class ForeachArrow(FunctionCalls[pa.Table]):
         self._transform = transform_arrow
         self._memory = memory
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Transform, and keep the result for `commit` (see `BatchWriter.write`)."""
         if not batch.records.num_rows:
-            return NOTHING_WRITTEN
+            return replace(batch, files=())
         rows, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
         if not rows.num_rows:
-            return Written((), rows.schema, 0, rejected)
+            return replace(batch, files=(), rejected=rejected)
         holds = ExitStack()
         # The records themselves are counted already. A result may share their buffers.
         if self._memory is not None and self._transform is not None:
             holds.enter_context(self._memory.counting("result", rows.nbytes))
         file = self.keep(batch, rows, rows.num_rows, holds)
-        return Written((file,), rows.schema, rows.num_rows, rejected)
+        return replace(batch, files=(file,), output_schema=rows.schema, rejected=rejected)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""

@@ -25,10 +25,9 @@ import pyarrow as pa
 
 from kcl_pipeline.aws import delete_tables, open_kinesis, open_tables
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     Batch,
     Chunk,
-    Written,
+    DataFile,
     dead_letter_address,
     payload_bytes,
 )
@@ -474,7 +473,7 @@ class RangeReplay:
             stored = positions.shards[END_KEY]
             if positions.table_id is not None and not stored.ended:
                 ended = {END_KEY: stored.moved(None, ended=True)}
-                sink.commit(positions.table_id, NOTHING_WRITTEN, positions.shards, ended)
+                sink.commit(positions.table_id, (), positions.shards, ended)
         # The coordinator state, which says what the tables are, is the last one
         names = (
             settings.lease_table_name,
@@ -641,7 +640,7 @@ class LettersReplay:
                     marked = self._retry("mark dead letters as replayed", mark)
                 if part is not None:
                     records += plan.chunks[number][1].records
-                    rows += 0 if part.written is None else part.written.rows
+                    rows += part.output_rows
                     failed += sum(each.num_rows for each in part.failed.values())
                 if self._clock.monotonic() >= next_line:
                     next_line = self._clock.monotonic() + progress_seconds
@@ -683,11 +682,10 @@ class LettersReplay:
             if paused:
                 raise TransformFailedError("; ".join(paused.values()))
             (part,) = done  # one lease makes one part
-            written = part.written or NOTHING_WRITTEN
-            if table.table_id is None and written.schema is not None:
-                sink.ensure(written.schema)
+            if table.table_id is None and part.output_schema is not None:
+                sink.ensure(part.output_schema)
                 table = self._with_entry(sink, plan, number)
-                if not (isinstance(sink, FileKeepingSink) and sink.has_files(written)):
+                if not (isinstance(sink, FileKeepingSink) and sink.has_files(part.written_files)):
                     continue  # the files are written again, into the table
             if part.failed:
                 failed = dead_letters(part.failed, batch.batch_id, self._clock.wall())
@@ -695,7 +693,7 @@ class LettersReplay:
             becomes = stored.moved(_entry_position(plan))
             # Without a table no record of a chunk has made a row up to now
             if table.table_id is None or self._commit(
-                sink, table.table_id, written, stored, becomes
+                sink, table.table_id, part.written_files, stored, becomes, part.output_schema
             ):
                 yield number, part
                 stored = becomes
@@ -723,17 +721,18 @@ class LettersReplay:
             if table.table_id is None or is_other or stored.number >= number:
                 return table
             becomes = stored.moved(position)
-            self._commit(sink, table.table_id, NOTHING_WRITTEN, stored, becomes)
+            self._commit(sink, table.table_id, (), stored, becomes)
 
     def _commit(
         self,
         sink: Sink,
         table_id: str,
-        written: Written,
+        files: Sequence[DataFile],
         expected: StoredPosition,
         becomes: StoredPosition,
+        schema: pa.Schema | None = None,
     ) -> bool:
-        call = partial(sink.commit, table_id, written, {KEY: expected}, {KEY: becomes})
+        call = partial(sink.commit, table_id, files, {KEY: expected}, {KEY: becomes}, schema)
         return self._retry("commit a chunk of dead letters", call).version is not None
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:

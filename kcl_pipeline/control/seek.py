@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
@@ -531,7 +530,7 @@ class Seeking:
                 key: expected[key].moved(None if position.is_sentinel else position)
                 for key, position in positions.items()
             }
-            done = self._sink.commit(plan.stored.table_id, NOTHING_WRITTEN, expected, becomes)
+            done = self._sink.commit(plan.stored.table_id, (), expected, becomes)
             if done.version is None:
                 continue
             again = tuple(self._read_again(one) for one in plan.changes)

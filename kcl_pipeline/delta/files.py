@@ -31,7 +31,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from urllib.parse import quote
@@ -43,12 +43,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     ArrowTransform,
     Batch,
     DataFile,
     PartFailure,
-    Written,
     apply_arrow_transform,
     error_line,
     probe_arrow_transform,
@@ -112,17 +110,17 @@ class ArrowBatchWriter:
         self.before_files: Callable[[], None] = lambda: None
         """Called after the transform, before the first file of a batch."""
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Transform and write a batch (see `BatchWriter.write`)."""
         return self.write_into(batch, batch_folder(batch.batch_id))
 
-    def write_into(self, batch: Batch, folder: str) -> Written:
+    def write_into(self, batch: Batch, folder: str) -> Batch:
         """Like `write`, into a folder that no other call uses."""
         if self._transform is not None and not batch.records.num_rows:
-            return NOTHING_WRITTEN
+            return replace(batch, files=())
         output, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
         if not output.num_rows:
-            return Written((), None, 0, rejected)
+            return replace(batch, files=(), rejected=rejected)
         table = self._columns().convert(output)
         counting: AbstractContextManager[None] = nullcontext()
         # The records themselves are counted already. A result may share their buffers.
@@ -135,7 +133,7 @@ class ArrowBatchWriter:
             field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema
         ]
         schema = pa.schema([*typed, *untyped(output.schema, table.schema)])
-        return Written(files, schema, table.num_rows, rejected)
+        return replace(batch, files=files, output_schema=schema, rejected=rejected)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""

@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import DataFile, Written
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.delta.files import (
     BATCH_FOLDER,
@@ -474,10 +474,10 @@ class DeltaCommitter(TableSink):
         )
         self._table = log
 
-    def has_files(self, written: Written) -> bool:
+    def has_files(self, files: Sequence[DataFile]) -> bool:
         """See `FileKeepingSink.has_files`."""
         with self._serialized():
-            return self._table.has_files(written.files)
+            return self._table.has_files(files)
 
     def check(self) -> int | None:
         """Check the store and the table (see `CheckedSink.check`). Returns the table's version."""

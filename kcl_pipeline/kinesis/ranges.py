@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import NO_RECORDS, Written, data_bytes, sampled_arrivals
+from kcl_pipeline.batch import NO_RECORDS, DataFile, data_bytes, sampled_arrivals
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import (
@@ -132,12 +132,16 @@ class RangesWritten:
     Attributes:
         shards: The ranges. A shard that could not be read is missing, or has an error and an empty
             range.
-        written: The files of all ranges. None: the transform failed, and there are no files.
+        files: The files of all ranges. None: the transform failed, and there are no files.
+        output_schema: Columns of the output (see `batch.Batch`).
+        rejected: The records that the transform returned as dead letters (see `batch.Batch`).
         failure: Error of the transform.
     """
 
     shards: tuple[FetchedShard, ...]
-    written: Written | None
+    files: tuple[DataFile, ...] | None = None
+    output_schema: pa.Schema | None = None
+    rejected: pa.Table | None = None
     failure: str | None = None
 
 

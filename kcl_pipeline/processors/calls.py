@@ -12,14 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kcl_pipeline.arguments import checked_arguments, function_name
-from kcl_pipeline.batch import Batch, Chunk, DataFile, PartFailure, Written, error_line
+from kcl_pipeline.batch import Batch, Chunk, DataFile, PartFailure, error_line
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.events import EventSink, ProcessorCalled, RecordsDeadLettered
@@ -349,11 +349,11 @@ class ProcessorCalls:
 
     # -- batches
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Keep the batch for `commit` (see `BatchWriter.write`)."""
         self._batch, rows = batch, batch.records
         file = DataFile(batch.batch_id, rows.nbytes, rows.num_rows)
-        return Written((file,), rows.schema, rows.num_rows)
+        return replace(batch, files=(file,), output_schema=rows.schema)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Return no failures: records that are written alone cannot fail."""
@@ -373,9 +373,10 @@ class ProcessorCalls:
     def commit(
         self,
         table_id: str | None,  # noqa: ARG002 (there is no table)
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,  # noqa: ARG002
     ) -> CommitOutcome:
         """Deliver the records, the shards in parallel.
 
@@ -386,7 +387,7 @@ class ProcessorCalls:
         """
         check_entries(expected, becomes)
         batch = self._batch
-        if written.files and batch is not None:
+        if files and batch is not None:
             self._commit(batch)
         self._version += 1
         return CommitOutcome(self._version)

@@ -29,7 +29,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Written
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import NOTHING_STORED, StoredPosition, check_entries
@@ -97,9 +97,10 @@ class Sink(Protocol):
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         """Add the files and set what is stored of some shards, or change nothing.
 
@@ -107,12 +108,15 @@ class Sink(Protocol):
 
         Args:
             table_id: From `positions`, before the files were written.
-            written: The files; without files only the shards are set.
+            files: The files; without files only the shards are set.
             expected: What the committer read of each shard, by `shard_key`. At least one shard.
             becomes: What the table stores of the same shards afterwards (`StoredPosition.moved`).
+            schema: Columns of the output. Those that the table lacks are added to it (see
+                `ensure`). None: they are not known, because there are no files.
 
         Raises:
             ValueError: There is no shard, or `becomes` does not follow what is expected.
+            TableMismatchError: The columns do not fit the table any more.
             SinkError: The outcome is unknown. Call again, or read `positions`.
         """
 
@@ -150,7 +154,7 @@ class FileKeepingSink(Protocol):
     Without this, such files are written again after the table was created.
     """
 
-    def has_files(self, written: Written) -> bool:
+    def has_files(self, files: Sequence[DataFile]) -> bool:
         """Return whether each file exists with its size.
 
         Raises:
@@ -212,7 +216,8 @@ class _Commit:
 
     Attributes:
         table_id: Id of the table that the positions were read from.
-        written: The files, and the columns of the output.
+        files: The files.
+        schema: Columns of the output. None: they are not known.
         expected: What the caller read of each shard. The keys begin with the application.
         becomes: What the table stores of the same shards afterwards.
         is_alone: Whether it is not, or cannot be, announced.
@@ -222,7 +227,8 @@ class _Commit:
     """
 
     table_id: str
-    written: Written
+    files: Sequence[DataFile]
+    schema: pa.Schema | None
     expected: Mapping[str, StoredPosition]
     becomes: Mapping[str, StoredPosition]
     is_alone: bool
@@ -289,9 +295,10 @@ class TableSink:
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         """See `Sink.commit`."""
         check_entries(expected, becomes)
@@ -299,7 +306,8 @@ class TableSink:
             raise ValueError("a commit needs the id of the table, from `positions`")
         commit = _Commit(
             table_id,
-            written,
+            files,
+            schema,
             {self._named(key): stored for key, stored in expected.items()},
             {self._named(key): stored for key, stored in becomes.items()},
             is_alone=self._announcements is None,
@@ -375,8 +383,7 @@ class TableSink:
                 decided = self._decided(head, commit)
                 if decided is not None:
                     return decided
-                schema = commit.written.schema
-                if schema is not None and self._log.ensure(schema):
+                if commit.schema is not None and self._log.ensure(commit.schema):
                     return None  # It has added columns, which is a version of its own.
                 decided, head = self._attempt(head, commit)
                 if decided is not None or commit.suspects:
@@ -398,7 +405,7 @@ class TableSink:
         version = head.version
         if store is not None and commit.announced is not None and not commit.suspects:
             others = store.piggybacked(head, commit.expected)
-        files, sets = list(commit.written.files), dict(commit.becomes)
+        files, sets = list(commit.files), dict(commit.becomes)
         for other in others:
             files += other.files
             sets |= other.becomes
@@ -468,12 +475,12 @@ class TableSink:
         if decided is not None:
             return decided
         # It also checks that the table may be written: who may not write announces nothing.
-        if commit.written.schema is None or self._log.ensure(commit.written.schema):
+        if commit.schema is None or self._log.ensure(commit.schema):
             head = self._read()
         commit.announced = self._announcements.announce(
             head.form,
             commit.table_id,
-            commit.written.files,
+            commit.files,
             commit.expected,
             commit.becomes,
             self._log,

@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_pipeline.aws import KinesisSource
-from kcl_pipeline.batch import NOTHING_WRITTEN, RECORD_SCHEMA, ArrowTransform, Batch, Written
+from kcl_pipeline.batch import NO_RECORDS, RECORD_SCHEMA, ArrowTransform, Batch
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.files import ArrowBatchWriter, TableColumns, batch_folder, unique_name
 from kcl_pipeline.delta.storage import StorageOptions, delta_options, table_root
 from kcl_pipeline.errors import SinkError, TransformFailedError
-from kcl_pipeline.kinesis.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
+from kcl_pipeline.kinesis.ranges import RangeReader, RangesWritten, ShardFetch
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.pins.pins import PinAddress, Pins
 from kcl_pipeline.spark.pins.server import PinServer
@@ -100,11 +100,7 @@ class ArrowRangeJobs:
             outcomes = self._context.parallelize(groups, len(groups)).map(task).collect()
         except Exception as error:
             raise SinkError(f"the job of batch {batch_id} failed: {spark_line(error)}") from error
-        shards = tuple(shard for outcome in outcomes for shard in outcome.shards)
-        failure = next((one.failure for one in outcomes if one.failure is not None), None)
-        if failure is not None:
-            return RangesWritten(shards, None, failure)
-        return joined(shards, [one.written for one in outcomes if one.written is not None])
+        return joined(outcomes)
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
@@ -135,14 +131,14 @@ def _arrow_task(
     read = source.reader(SystemClock()).fetch(fetches, FETCH_SECONDS)
     shards = tuple(shard for shard, _ in read)
     if all(shard.after == shard.through for shard in shards):
-        return RangesWritten(shards, None)
+        return RangesWritten(shards)
     batch = Batch(batch_id, (), pa.concat_tables([table for _, table in read]))
     try:
         written = open_writer().write_into(batch, f"{folder}/{unique_name()}")
     except TransformFailedError as error:
-        return RangesWritten(shards, None, str(error))
+        return RangesWritten(shards, failure=str(error))
     settle("arrow")
-    return RangesWritten(shards, written)
+    return RangesWritten(shards, written.files, written.output_schema, written.rejected)
 
 
 class FrameRangeJobs:
@@ -172,12 +168,13 @@ class FrameRangeJobs:
             frame = self._session.range(0, len(groups), 1, len(groups)).mapInArrow(
                 task, from_arrow_schema(RECORD_SCHEMA)
             )
-            written = self._writer.write_frame(frame, batch_id, None, None)
+            batch = Batch(batch_id, (), NO_RECORDS, loaded=False)
+            written = self._writer.write_frame(frame, batch, None)
         except TransformFailedError as error:
-            return RangesWritten(self._pins.end(job), None, str(error))
+            return RangesWritten(self._pins.end(job), failure=str(error))
         finally:
             shards = self._pins.end(job)
-        return RangesWritten(shards, written)
+        return RangesWritten(shards, written.files, written.output_schema, written.rejected)
 
     def close(self) -> None:
         """Stop listening for tasks."""
@@ -244,37 +241,33 @@ def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, 
     return [tuple(fetches[number::count]) for number in range(count)]
 
 
-def joined(shards: tuple[FetchedShard, ...], results: Sequence[Written]) -> RangesWritten:
+def joined(tasks: Sequence[RangesWritten]) -> RangesWritten:
     """Combine the results of the tasks.
 
-    It is a failure if the tables differ in more than nullability. Tables without rows are not
-    compared.
+    It is a failure if a task has failed, or if the tables differ in more than nullability. Tables
+    without rows are not compared.
     """
-    rejected = [part.rejected for part in results if part.rejected is not None]
-    all_rejected = pa.concat_tables(rejected) if rejected else None
-    with_schema = [(part, part.schema) for part in results if part.schema is not None]
-    if not with_schema:
-        return RangesWritten(shards, replace(NOTHING_WRITTEN, rejected=all_rejected))
-    schemas = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
-    schema: pa.Schema = schemas[0]
+    shards = tuple(shard for task in tasks for shard in task.shards)
+    failure = next((task.failure for task in tasks if task.failure is not None), None)
+    if failure is not None:
+        return RangesWritten(shards, failure=failure)
+    schemas = [task.output_schema for task in tasks if task.output_schema is not None]
+    schema = schemas[0] if schemas else None
     for other in schemas[1:]:
         both = _both(schema, other)
         if both is None:
             return RangesWritten(
                 shards,
-                None,
-                f"tasks of one batch returned different tables: {schema.names} and "
+                failure=f"tasks of one batch returned different tables: {schemas[0].names} and "
                 f"{other.names}, or different types",
             )
         schema = both
+    rejected = [task.rejected for task in tasks if task.rejected is not None]
     return RangesWritten(
         shards,
-        Written(
-            tuple(file for part in results for file in part.files),
-            schema,
-            sum(part.rows for part in results),
-            all_rejected,
-        ),
+        tuple(file for task in tasks for file in task.files or ()),
+        schema,
+        pa.concat_tables(rejected) if rejected else None,
     )
 
 

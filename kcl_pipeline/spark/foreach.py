@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.batch import (
     ERROR_COLUMN,
-    NOTHING_WRITTEN,
     Batch,
     PartFailure,
     RejectedColumns,
-    Written,
     rejected_columns,
     split_rejected,
 )
@@ -41,11 +40,11 @@ class ForeachBatch(FunctionCalls[DataFrame]):
             session, lambda frame, records: transformed(frame, transform, records)
         )
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Transform, and keep the result for `commit` (see `BatchWriter.write`)."""
         records = batch.records.num_rows
         if not records:
-            return NOTHING_WRITTEN
+            return replace(batch, files=())
         frame = transformed(records_frame(self._session, batch.records), self._transform, records)
         rejects = rejected_columns(arrow_schema(frame.schema))
         holds = ExitStack()
@@ -60,8 +59,9 @@ class ForeachBatch(FunctionCalls[DataFrame]):
         rows -= 0 if rejected is None else rejected.num_rows
         if not rows:
             holds.close()
-            return Written((), schema, 0, rejected)
-        return Written((self.keep(batch, kept, rows, holds),), schema, rows, rejected)
+            return replace(batch, files=(), rejected=rejected)
+        file = self.keep(batch, kept, rows, holds)
+        return replace(batch, files=(file,), output_schema=schema, rejected=rejected)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +20,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     Batch,
     DataFile,
     PartFailure,
-    Written,
     is_failure,
     rejected_columns,
     split_rejected,
@@ -106,33 +105,31 @@ class SparkBatchWriter:
         """Load the Java classes that pass batches to Spark, before the first batch needs them."""
         self._results.prepare()
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Transform and write a batch (see `BatchWriter.write`)."""
         if not batch.records.num_rows:
-            return NOTHING_WRITTEN
+            return replace(batch, files=())
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, cores)
         try:
             with self._arrow.frame(batch.records, parts) as arrow:
                 if arrow is not None:
-                    return self.write_frame(arrow, batch.batch_id, batch.records.num_rows, parts)
+                    return self.write_frame(arrow, batch, parts)
         except KclError as error:
             if not self._arrow.caused(error):
                 raise
         frame = records_frame(self._session, batch.records)
-        return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
+        return self.write_frame(frame, batch, parts)
 
-    def write_frame(
-        self, frame: DataFrame, batch_id: str, records: int | None, most_files: int | None
-    ) -> Written:
+    def write_frame(self, frame: DataFrame, batch: Batch, most_files: int | None) -> Batch:
         """Like `write`, for records that are in Spark already.
 
         Args:
             frame: The records.
-            batch_id: Name of the batch.
-            records: Number of records, if it is known.
+            batch: Their batch. If it is not loaded, their number is not known.
             most_files: Most files; None for one per partition.
         """
+        records = batch.records.num_rows if batch.loaded else None
         try:
             output = transformed(frame, self._transform, records)
         except KclError:
@@ -142,7 +139,7 @@ class SparkBatchWriter:
         output, for_table = _fitting(output, columns)
         try:
             schema = columns.fitted(for_table)
-            files, rejected = self._write_files(output, columns, most_files, batch_id)
+            files, rejected = self._write_files(output, columns, most_files, batch.batch_id)
         except KclError:
             self._has_raised = False
             raise
@@ -151,9 +148,10 @@ class SparkBatchWriter:
         except Exception as error:
             self._has_raised = True
             raise classified(error, records) from error
-        rows = sum(file.rows for file in files)
-        written = pa.schema([*schema, *untyped(for_table, schema)])
-        return Written(files, written if rows else None, rows, rejected)
+        if not files:
+            return replace(batch, files=(), rejected=rejected)
+        output_schema = pa.schema([*schema, *untyped(for_table, schema)])
+        return replace(batch, files=files, output_schema=output_schema, rejected=rejected)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""

@@ -20,7 +20,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, DataFile, Written
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import SinkError, TableMismatchError, TransformFailedError
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.log import Head, Log
@@ -49,7 +49,7 @@ class SinkUnderTest(Protocol):
             step: Call it before and after each call of the store, also inside of a commit.
         """
 
-    def stage(self, rows: pa.Table) -> Written:
+    def stage(self, rows: pa.Table) -> tuple[DataFile, ...]:
         """Write files with rows of `SCHEMA` that no reader sees."""
 
     def ids(self) -> Sequence[int]:
@@ -72,7 +72,7 @@ class FunctionUnderTest(Protocol):
     def open(self) -> Sink:
         """Return the sink as a new process makes it."""
 
-    def stage(self, rows: pa.Table) -> Written:
+    def stage(self, rows: pa.Table) -> tuple[DataFile, ...]:
         """Prepare a batch of rows of `SCHEMA` for the sink that was opened last."""
 
     def ids(self) -> Sequence[int]:
@@ -153,7 +153,7 @@ class LogUnderTest:
     def __init__(
         self,
         log: Callable[[], Log],
-        stage: Callable[[pa.Table], Written],
+        stage: Callable[[pa.Table], tuple[DataFile, ...]],
         ids: Callable[[], Sequence[int]],
         replace: Callable[[], None],
         copy: Callable[[], Callable[[], None]],
@@ -296,11 +296,12 @@ class _Writer:
         expected = self.stored.get(key, NOTHING_STORED)
         return _Entry(key, expected, expected.moved(at, ended=ended))
 
-    def commit(self, written: Written, *entries: _Entry) -> CommitOutcome:
+    def commit(self, files: Sequence[DataFile], *entries: _Entry) -> CommitOutcome:
         self._step("before commit")
         expected = {entry.key: entry.expected for entry in entries}
         becomes = {entry.key: entry.becomes for entry in entries}
-        outcome = self.sink.commit(self.table_id, written, expected, becomes)
+        schema = SCHEMA if files else None
+        outcome = self.sink.commit(self.table_id, files, expected, becomes, schema)
         self._step("after commit")
         return outcome
 
@@ -348,9 +349,9 @@ def _new_table(make: Callable[[], SinkUnderTest]) -> None:
 def _commit(make: Callable[[], SinkUnderTest]) -> None:
     table = make()
     writer = _Writer(table).ready(_SHARD, _OTHER)
-    written = table.stage(_rows(1, 2))
+    files = table.stage(_rows(1, 2))
     _has(table, [], "after files were written, before their commit")
-    _landed(writer.commit(written, writer.entry(_SHARD, 2)), "the first commit")
+    _landed(writer.commit(files, writer.entry(_SHARD, 2)), "the first commit")
     _has(table, [1, 2], "after a commit")
     _stores(table, _SHARD, _at(1, 2), "after a commit")
     _stores(table, _OTHER, NOTHING_STORED, "a shard that was not in the commit")
@@ -365,10 +366,10 @@ def _commit(make: Callable[[], SinkUnderTest]) -> None:
 def _repeated(make: Callable[[], SinkUnderTest]) -> None:
     table = make()
     writer = _Writer(table).ready(_SHARD)
-    written, entry = table.stage(_rows(1)), writer.entry(_SHARD, 1)
-    _landed(writer.commit(written, entry), "a commit")
-    _landed(writer.commit(written, entry), "a commit that has landed and is repeated")
-    _landed(_Writer(table).read().commit(written, entry), "a commit that a new process repeats")
+    files, entry = table.stage(_rows(1)), writer.entry(_SHARD, 1)
+    _landed(writer.commit(files, entry), "a commit")
+    _landed(writer.commit(files, entry), "a commit that has landed and is repeated")
+    _landed(_Writer(table).read().commit(files, entry), "a commit that a new process repeats")
     _has(table, [1], "after a commit was repeated")
     _stores(table, _SHARD, _at(1, 1), "after a commit was repeated")
 
@@ -376,12 +377,10 @@ def _repeated(make: Callable[[], SinkUnderTest]) -> None:
 def _without_files(make: Callable[[], SinkUnderTest]) -> None:
     table = make()
     writer = _Writer(table).ready(_SHARD)
-    _landed(writer.commit(NOTHING_WRITTEN, writer.entry(_SHARD, 5)), "a commit without files")
+    _landed(writer.commit((), writer.entry(_SHARD, 5)), "a commit without files")
     _stores(table, _SHARD, _at(1, 5), "after a commit without files")
     writer.read(_SHARD)
-    _landed(
-        writer.commit(NOTHING_WRITTEN, writer.entry(_SHARD, 5, ended=True)), "the end of a shard"
-    )
+    _landed(writer.commit((), writer.entry(_SHARD, 5, ended=True)), "the end of a shard")
     _stores(table, _SHARD, _at(2, 5, ended=True), "after the end of a shard")
     late = writer.commit(table.stage(_rows(6)), writer.entry(_SHARD, 6))
     _refused(late, {_SHARD}, "a commit that does not know the end")
@@ -393,8 +392,8 @@ def _crash(make: Callable[[], SinkUnderTest]) -> None:
         table, at = make(), _At(number, _raise(_CrashError()))
         try:
             writer = _Writer(table, at).ready(_SHARD, _OTHER)
-            written = table.stage(_rows(1, 2))
-            writer.commit(written, writer.entry(_SHARD, 1), writer.entry(_OTHER, 2))
+            files = table.stage(_rows(1, 2))
+            writer.commit(files, writer.entry(_SHARD, 1), writer.entry(_OTHER, 2))
         except _CrashError:
             pass
         what = f"after a crash {at.name}"
@@ -420,14 +419,14 @@ def _lost_answer(make: Callable[[], SinkUnderTest]) -> None:
         table = make()
         _Writer(table).ready()
         at = _At(number, _raise(OSError("the answer was lost on demand")))
-        written = table.stage(_rows(1))
+        files = table.stage(_rows(1))
         sink = table.open(at)
         table_id = _Writer(table).read().table_id
         expected, becomes = {_SHARD: NOTHING_STORED}, {_SHARD: _at(1, 1)}
         try:
-            outcome = sink.commit(table_id, written, expected, becomes)
+            outcome = sink.commit(table_id, files, expected, becomes, SCHEMA)
         except SinkError:
-            outcome = sink.commit(table_id, written, expected, becomes)
+            outcome = sink.commit(table_id, files, expected, becomes, SCHEMA)
         except OSError as error:
             raise AssertionError(
                 f"a commit whose answer is lost {at.name} raises {error!r}, not SinkError"
@@ -454,8 +453,8 @@ def _two_writers(make: Callable[[], SinkUnderTest]) -> None:
         at = _At(number, other)
         writer = _Writer(table).read(_SHARD)
         writer = _with_steps(table, writer, at)
-        written = table.stage(_rows(1))
-        outcome = _until_known(writer, written, writer.entry(_SHARD, 1))
+        files = table.stage(_rows(1))
+        outcome = _until_known(writer, files, writer.entry(_SHARD, 1))
         what = f"a taker commits {at.name}" if at.name else "no taker commits"
         if not at.name:
             _has(table, [1], what)
@@ -476,16 +475,16 @@ def _sent_twice(make: Callable[[], SinkUnderTest]) -> None:
     def run(number: int) -> _At:
         table = make()
         _Writer(table).ready()
-        written = table.stage(_rows(1))
+        files = table.stage(_rows(1))
 
         def other() -> None:
             first = _Writer(table).read(_SHARD)
             first.stored[_SHARD] = NOTHING_STORED
-            _landed(first.commit(written, first.entry(_SHARD, 1)), "the commit that was late")
+            _landed(first.commit(files, first.entry(_SHARD, 1)), "the commit that was late")
 
         at = _At(number, other)
         writer = _with_steps(table, _Writer(table).read(_SHARD), at)
-        outcome = _until_known(writer, written, writer.entry(_SHARD, 1))
+        outcome = _until_known(writer, files, writer.entry(_SHARD, 1))
         what = f"the same commit arrives {at.name}"
         _landed(outcome, what)
         _has(table, [1], what)
@@ -502,11 +501,11 @@ def _with_steps(table: SinkUnderTest, reader: _Writer, step: Step) -> _Writer:
     return writer
 
 
-def _until_known(writer: _Writer, written: Written, *entries: _Entry) -> CommitOutcome:
+def _until_known(writer: _Writer, files: Sequence[DataFile], *entries: _Entry) -> CommitOutcome:
     """Repeat a commit whose outcome is unknown, as the worker does."""
     for _ in range(5):
         try:
-            return writer.commit(written, *entries)
+            return writer.commit(files, *entries)
         except SinkError:
             continue
     raise AssertionError("a commit that is repeated five times has no outcome")
@@ -515,14 +514,14 @@ def _until_known(writer: _Writer, written: Written, *entries: _Entry) -> CommitO
 def _stale_writer(make: Callable[[], SinkUnderTest]) -> None:
     table = make()
     stale = _Writer(table).ready(_SHARD)
-    written = table.stage(_rows(1))
+    files = table.stage(_rows(1))
     for position in (2, 3):
         taker = _Writer(table).read(_SHARD)
         rows = table.stage(_rows(position))
         _landed(taker.commit(rows, taker.entry(_SHARD, position)), "a taker's commit")
-    _refused(stale.commit(written, stale.entry(_SHARD, 1)), {_SHARD}, "a stale commit")
+    _refused(stale.commit(files, stale.entry(_SHARD, 1)), {_SHARD}, "a stale commit")
     # Also one that ends at the position of the taker: its number is an older one.
-    _refused(stale.commit(written, stale.entry(_SHARD, 3)), {_SHARD}, "a stale commit to 3")
+    _refused(stale.commit(files, stale.entry(_SHARD, 3)), {_SHARD}, "a stale commit to 3")
     _has(table, [2, 3], "after stale commits")
     _stores(table, _SHARD, _at(2, 3), "after stale commits")
 
@@ -545,13 +544,13 @@ def _replaced(make: Callable[[], SinkUnderTest]) -> None:
     writer = _Writer(table).ready(_SHARD, _OTHER)
     _landed(writer.commit(table.stage(_rows(5)), writer.entry(_SHARD, 5)), "a commit")
     both = writer.read(_SHARD).entry(_SHARD, 6), writer.entry(_OTHER, 2)
-    written = table.stage(_rows(6, 2))
+    files = table.stage(_rows(6, 2))
     table.replace()
     now = _Writer(table).read(_SHARD)
     _require(now.table_id != writer.table_id, "another table at the same address has the same id")
-    _refused(writer.commit(written, *both), {_SHARD, _OTHER}, "a commit for a former table")
+    _refused(writer.commit(files, *both), {_SHARD, _OTHER}, "a commit for a former table")
     _refused(
-        _with_steps(table, writer, _nothing).commit(written, *both),
+        _with_steps(table, writer, _nothing).commit(files, *both),
         {_SHARD, _OTHER},
         "a commit of a new process for a former table",
     )
@@ -638,7 +637,7 @@ def _seek(make: Callable[[], SinkUnderTest]) -> None:
     paused, unread = _Writer(table).read(_SHARD, _OTHER), _Writer(table).read(_OTHER)
     operator = _Writer(table).read(_SHARD, _OTHER)
     back = operator.entry(_SHARD, 1), operator.entry(_OTHER, None)
-    _landed(operator.commit(NOTHING_WRITTEN, *back), "a seek")
+    _landed(operator.commit((), *back), "a seek")
     _stores(table, _SHARD, _at(2, 1), "after a seek")
     _stores(table, _OTHER, _at(1, None), "a shard that a seek removes the position of")
     late = paused.commit(table.stage(_rows(3)), paused.entry(_SHARD, 3))
@@ -651,7 +650,7 @@ def _seek(make: Callable[[], SinkUnderTest]) -> None:
     _landed(taker.commit(table.stage(_rows(2, 4)), *again), "a commit after a seek")
     _has(table, [1, 2, 2, 4], "after records were read again")
     operator.read(_SHARD)
-    _landed(operator.commit(NOTHING_WRITTEN, operator.entry(_SHARD, None)), "a seek to the begin")
+    _landed(operator.commit((), operator.entry(_SHARD, None)), "a seek to the begin")
     _stores(table, _SHARD, _at(4, None), "after a seek to the begin")
     stale = _Entry(_SHARD, NOTHING_STORED, _at(1, 1))
     late = operator.commit(table.stage(_rows(1)), stale)
@@ -689,7 +688,7 @@ def _positions(make: Callable[[], SinkUnderTest]) -> None:
     ):
         expected = writer.stored[_SHARD]
         entry = _Entry(_SHARD, expected, expected.moved(position))
-        _landed(writer.commit(NOTHING_WRITTEN, entry), f"a commit of the position {position}")
+        _landed(writer.commit((), entry), f"a commit of the position {position}")
         _stores(table, _SHARD, StoredPosition(number, position), f"the position {position}")
         writer.read(_SHARD)
 
@@ -731,12 +730,15 @@ def _stores_nothing(make: Callable[[], FunctionUnderTest]) -> None:
 
 
 def _function_commit(
-    function: FunctionUnderTest, sink: Sink, position: int, staged: Written | None = None
+    function: FunctionUnderTest,
+    sink: Sink,
+    position: int,
+    staged: tuple[DataFile, ...] | None = None,
 ) -> None:
     table_id = sink.positions([_SHARD]).table_id
-    written = staged or function.stage(_rows(position))
+    files = staged or function.stage(_rows(position))
     becomes = {_SHARD: _at(1, position)}
-    outcome = sink.commit(table_id, written, {_SHARD: NOTHING_STORED}, becomes)
+    outcome = sink.commit(table_id, files, {_SHARD: NOTHING_STORED}, becomes, SCHEMA)
     _landed(outcome, f"the batch {position}")
 
 
@@ -753,26 +755,24 @@ def _batches_arrive(make: Callable[[], FunctionUnderTest]) -> None:
 def _failed_call(make: Callable[[], FunctionUnderTest]) -> None:
     function = make()
     sink = function.open()
-    written = function.stage(_rows(1))
+    files = function.stage(_rows(1))
     function.fail()
     try:
-        _function_commit(function, sink, 1, written)
+        _function_commit(function, sink, 1, files)
     except TransformFailedError:
         pass
     else:
         raise AssertionError("a call of the function that fails is no TransformFailedError")
-    _function_commit(function, sink, 1, written)
+    _function_commit(function, sink, 1, files)
     _require(set(function.ids()) == {1}, f"after a repeated call, it got {function.ids()}")
 
 
 def _function_not_next(make: Callable[[], FunctionUnderTest]) -> None:
     function = make()
     sink = function.open()
-    table_id = sink.positions([_SHARD]).table_id
+    table_id, files = sink.positions([_SHARD]).table_id, function.stage(_rows(1))
     try:
-        sink.commit(
-            table_id, function.stage(_rows(1)), {_SHARD: NOTHING_STORED}, {_SHARD: _at(2, 1)}
-        )
+        sink.commit(table_id, files, {_SHARD: NOTHING_STORED}, {_SHARD: _at(2, 1)}, SCHEMA)
     except ValueError:
         return
     raise AssertionError("a commit that sets no next number is no ValueError")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Written
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError, SettingsError, SinkError, UnavailableError
 from kcl_pipeline.position import StoredPosition
@@ -138,13 +138,14 @@ class FailingSink:
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         """See `Sink.commit`."""
         outcome: CommitOutcome = self._call(
-            "commit", self._base.commit, table_id, written, expected, becomes
+            "commit", self._base.commit, table_id, files, expected, becomes, schema
         )
         return outcome
 

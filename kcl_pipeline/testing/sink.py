@@ -10,18 +10,16 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
 import pyarrow as pa
 
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     Batch,
     DataFile,
     PartFailure,
-    Written,
     apply_arrow_transform,
     probe_arrow_transform,
     split_rejected,
@@ -280,13 +278,14 @@ class InMemorySink(TableSink):
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         """See `Sink.commit`."""
         self._memory.fault = self._before("commit", tuple(expected))
-        return super().commit(table_id, written, expected, becomes)
+        return super().commit(table_id, files, expected, becomes, schema)
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """See `Sink.write_dead_letters`."""
@@ -330,14 +329,14 @@ class MemoryBatchWriter:
         self._table = table
         self._transform = transform
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """Transform the records and keep the rows (see `BatchWriter.write`)."""
         if self._transform is not None and not batch.records.num_rows:
-            return NOTHING_WRITTEN
+            return replace(batch, files=())
         rows, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
         schema = _nullable(rows.schema)
         if not rows.num_rows:
-            return Written((), schema, 0, rejected)
+            return replace(batch, files=(), output_schema=schema, rejected=rejected)
         path = next(
             name
             for number in itertools.count()
@@ -345,7 +344,7 @@ class MemoryBatchWriter:
         )
         self._table.objects[path] = rows
         file = DataFile(path, rows.get_total_buffer_size(), rows.num_rows)
-        return Written((file,), schema, rows.num_rows, rejected)
+        return replace(batch, files=(file,), output_schema=schema, rejected=rejected)
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part (see `BatchWriter.probe`)."""

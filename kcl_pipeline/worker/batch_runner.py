@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
+from kcl_pipeline.batch import Batch, BatchWriter
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import (
     CommitStoppedError,
@@ -167,7 +167,7 @@ class BatchRunner:
                 if calls.is_busy(key):
                     continue
                 try:
-                    self._commit_part(replace(called.part, written=None), {key: consumer})
+                    self._commit_part(called.part.unwritten(), {key: consumer})
                 except SinkError as error:
                     self._sink_failed(called.part.batch_id, (key,), error)
                 self._note_ends(called.part)
@@ -244,7 +244,7 @@ class BatchRunner:
         else:
             self._note_done(part, done)
 
-    def _write_again(self, batch: Batch) -> Written:
+    def _write_again(self, batch: Batch) -> Batch:
         """Write a part again, after leases of it were lost.
 
         Raises:
@@ -393,7 +393,7 @@ class WriteSteps:
             IsolationStoppedError: The worker stops.
         """
         # 1. Load, unless executors have written the batch and rejected no record.
-        if not batch.loaded and (batch.written is None or batch.written.rejected is not None):
+        if not batch.loaded and (batch.files is None or batch.rejected is not None):
             batch = self._load(batch)
         yield from self._write_parts(batch, pause)
 
@@ -409,10 +409,9 @@ class WriteSteps:
         """
         try:
             # 2. Write, unless executors did. If they failed, this process may not.
-            if batch.written is None:
+            if batch.files is None:
                 has_records = batch.records.num_rows > 0
-                written = self._writer.write(batch) if has_records else NOTHING_WRITTEN
-                batch = replace(batch, written=written)
+                batch = self._writer.write(batch) if has_records else replace(batch, files=())
             failed = all_failed(batch)
         except TransformFailedError as error:
             # A copy: the frames of the error hold what the transform made of the batch.
@@ -461,7 +460,7 @@ class LandStep:
     def __init__(
         self,
         progress: ProgressStore,
-        rewrite: Callable[[Batch], Written],
+        rewrite: Callable[[Batch], Batch],
         clock: Clock,
         events: EventSink,
         worker_id: str,
@@ -477,8 +476,8 @@ class LandStep:
     def run(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Batch | None:
         """Commit a batch; return what has landed. None: no shard of it is left.
 
-        It is written again if `batch.written` is None, as that of a rest is whose other shards were
-        refused. `consumers` has each shard of the batch. Refused ones are removed from it.
+        It is written again if it has no `files`, like a rest whose other shards were refused.
+        `consumers` has each shard of the batch. Refused ones are removed from it.
 
         Raises:
             SinkError: The sink stays unusable, or the worker stops (`CommitStoppedError`).
@@ -486,19 +485,18 @@ class LandStep:
         timings: dict[str, float] = {}
         # Each attempt lands, or leaves a shard out. One more if the batch creates the table.
         for _ in range(len(batch.ranges) + 2):
-            written = batch.written
-            if written is None:
+            if batch.files is None:
                 with self._timed(timings, "rewrite"):
-                    written = self._rewrite(batch)
+                    batch = self._rewrite(batch)
             self._activity.enter(HangStep.COMMITTING)
             with self._timed(timings, "commit"):
-                result = self._progress.advance(batch, consumers, written)
+                result = self._progress.advance(batch, consumers)
             if result.landed:
                 took = {**batch.milliseconds, **timings}
-                return replace(batch, written=written, version=result.version, milliseconds=took)
+                return replace(batch, version=result.version, milliseconds=took)
             if result.refused:
                 self._leave_out(batch, consumers, result.refused)
-            batch = replace(without(batch, result.refused), written=None)
+            batch = without(batch, result.refused).unwritten()
             if not batch.ranges:
                 return None
         raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")

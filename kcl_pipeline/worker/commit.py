@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import (
     AwsError,
@@ -337,12 +337,11 @@ class ProgressStore:
 
     # -- 2. advance
 
-    def advance(
-        self, batch: Batch, consumers: Mapping[str, ShardProgress], written: Written
-    ) -> AdvanceResult:
-        """Commit a batch, with all of its ranges or none.
+    def advance(self, batch: Batch, consumers: Mapping[str, ShardProgress]) -> AdvanceResult:
+        """Commit a written batch, with all of its ranges or none.
 
         Raises:
+            ValueError: The batch is not written.
             CommitStoppedError: The worker stops.
             SinkError: The outcome is unknown. The shards must be started again.
         """
@@ -350,7 +349,7 @@ class ProgressStore:
         # moves that.
         batched = [(consumers[one.lease_key], one.through) for one in batch.ranges]
         new = [c for c, _ in batched if c.table_id is None]
-        refused, must_rewrite = self._ensure_table(new, written)
+        refused, must_rewrite = self._ensure_table(new, batch)
         if refused or must_rewrite:
             return AdvanceResult(landed=False, refused=refused)
         table_id = batched[0][0].table_id
@@ -364,7 +363,9 @@ class ProgressStore:
                 return AdvanceResult(landed=False, refused=expired)
             if table_id is None:  # No batch has had a row yet: there is nothing to store.
                 return AdvanceResult(landed=True)
-            outcome = self._sink.commit(table_id, written, expected, becomes)
+            outcome = self._sink.commit(
+                table_id, batch.written_files, expected, becomes, batch.output_schema
+            )
             others = {c.lease_key: _OVERTAKEN for c, _ in batched if _is_refused(c, outcome)}
             return AdvanceResult(outcome.version is not None, outcome.version, others)
 
@@ -381,7 +382,7 @@ class ProgressStore:
         return result
 
     def _ensure_table(
-        self, new: Sequence[ShardProgress], written: Written
+        self, new: Sequence[ShardProgress], batch: Batch
     ) -> tuple[dict[str, str], bool]:
         """Create the table if it did not exist when shards were started.
 
@@ -393,14 +394,14 @@ class ProgressStore:
         """
         if not new:
             return {}, False
-        schema = written.schema
+        files, schema = batch.written_files, batch.output_schema
         if schema is not None:
             self._retried("creation of the table", lambda: self._sink.ensure(schema))
         refused = self._read_new_table(new)
-        if new[0].table_id is None or not written.files:
+        if new[0].table_id is None or not files:
             return refused, False
         sink = self._sink
-        return refused, not (isinstance(sink, FileKeepingSink) and sink.has_files(written))
+        return refused, not (isinstance(sink, FileKeepingSink) and sink.has_files(files))
 
     def _read_new_table(self, new: Sequence[ShardProgress]) -> dict[str, str]:
         """Note the id of the table, and the ancestors that the first commits end.
@@ -440,7 +441,7 @@ class ProgressStore:
         key, expected = _key(consumer), consumer.unended_ancestors()
         becomes = {name: old.moved(old.position, ended=True) for name, old in expected.items()}
         expected[key], becomes[key] = consumer.stored, consumer.stored.moved(position, ended=True)
-        outcome = self._sink.commit(consumer.table_id, NOTHING_WRITTEN, expected, becomes)
+        outcome = self._sink.commit(consumer.table_id, (), expected, becomes)
         if outcome.version is None:
             return False
         consumer.stored = becomes[key]

@@ -46,10 +46,9 @@ def without(batch: Batch, lease_keys: Collection[str]) -> Batch:
     ranges = tuple(part for part in batch.ranges if part.lease_key not in lease_keys)
     kept = [part.records for part in ranges]
     return replace(
-        batch,
+        batch.unwritten(),
         ranges=ranges,
         records=pa.concat_tables(kept) if kept else records.slice(0, 0),
-        written=None,
         failed={key: rows for key, rows in batch.failed.items() if key not in lease_keys},
     )
 
@@ -192,9 +191,9 @@ def all_failed(batch: Batch) -> dict[str, pa.Table]:
     Raises:
         BrokenTransformError: As in `rejected_records`.
     """
-    if batch.written is None or batch.written.rejected is None:
+    if batch.rejected is None:
         return dict(batch.failed)
-    return _joined(batch.failed, rejected_records(batch, batch.written.rejected))
+    return _joined(batch.failed, rejected_records(batch, batch.rejected))
 
 
 def _joined(failed: Mapping[str, pa.Table], more: Mapping[str, pa.Table]) -> dict[str, pa.Table]:

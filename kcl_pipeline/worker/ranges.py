@@ -360,16 +360,24 @@ class RangeSource:
             return None
         by_key = {fetch.lease_key: fetch for fetch in fetches}
         self._read = {shard.lease_key: (by_key[shard.lease_key], shard) for shard in of_batch}
-        written = done.written
-        if sum(shard.records for shard in of_batch) != sum(shard.records for shard in done.shards):
-            # The files have rows of a shard that is not in the batch. They would be duplicates.
-            written = None
         ranges = tuple(
             Chunk(shard.lease_key, NO_RECORDS, shard.after, shard.through, shard.bytes)
             for shard in of_batch
         )
-        read = tuple(map(self._with_oldest, done.shards))
-        return Batch(batch_id, ranges, NO_RECORDS, loaded=False, read=read, written=written)
+        batch = Batch(
+            batch_id,
+            ranges,
+            NO_RECORDS,
+            loaded=False,
+            read=tuple(map(self._with_oldest, done.shards)),
+            files=done.files,
+            output_schema=done.output_schema,
+            rejected=done.rejected,
+        )
+        if sum(shard.records for shard in of_batch) != sum(shard.records for shard in done.shards):
+            # The files have rows of a shard that is not in the batch. They would be duplicates.
+            return batch.unwritten()
+        return batch
 
     def _with_oldest(self, shard: FetchedShard) -> FetchedShard:
         """Estimate the arrival of a shard's oldest record from its samples."""

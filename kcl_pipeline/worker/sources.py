@@ -52,7 +52,7 @@ class BatchSource(Protocol):
             committed: Committed position by lease key. None: not resolved yet.
 
         Returns:
-            The batch; `written` if executors have written its records and the transform did not
+            The batch; with `files` if executors have written its records and the transform did not
             fail. None: there is none yet.
 
         Raises:

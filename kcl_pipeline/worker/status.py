@@ -167,7 +167,7 @@ class WorkerStats:
         self.count(
             records=sum(records_of.values()),
             bytes=sum(bytes_of.values()),
-            rows=0 if batch.written is None else batch.written.rows,
+            rows=batch.output_rows,
             batches=1,
             dead_letters=sum(failed_of.values()),
         )

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, PartFailure, Written
+from kcl_pipeline.batch import Batch, BatchWriter, PartFailure
 from kcl_pipeline.clock import Clock, Lasting, StopSignal
 from kcl_pipeline.events import (
     HangStep,
@@ -109,7 +109,7 @@ class WatchedWriter:
         if isinstance(writer, TransformsFirst):
             writer.before_files = lambda: activity.enter(HangStep.WRITING, stores=True)
 
-    def write(self, batch: Batch) -> Written:  # noqa: D102 (documented by the protocol)
+    def write(self, batch: Batch) -> Batch:  # noqa: D102 (documented by the protocol)
         self._activity.enter(HangStep.WRITING)
         written = self._writer.write(batch)
         self._activity.enter(HangStep.COMMITTING)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import product
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.table import TableMerger
@@ -151,6 +152,17 @@ def test_chunks_whose_records_all_fail_before_the_output_exists_count_as_landed(
     assert letters(f"{table}_dead_letters").total() == 29 + 30 * is_in_place
     assert world.plan("r1", **where).landed == len(done.plan.chunks) == 6
     assert world.run(world.plan("r1", **where)).records == 0
+
+
+def test_a_replay_adds_the_columns_that_the_table_lacks(tmp_path):
+    world = LettersWorld(tmp_path, None, DeltaSink(str(tmp_path / "table"), schema_evolution=True))
+    DeltaTable.create(world.table, pa.schema([("data", pa.binary())]))
+    store(world.dead, *sequence(range(3)))
+    assert world.run(world.plan()).is_complete
+    found = DeltaTable(world.table).to_pyarrow_table()
+    assert sorted(found["sequence_number"].to_pylist()) == [
+        letter(n)["sequence_number"] for n in range(3)
+    ]
 
 
 def test_all_records_that_can_be_read(world):

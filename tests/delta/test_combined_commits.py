@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile
+from kcl_pipeline.batch import Batch, DataFile
 from kcl_pipeline.delta.files import ArrowBatchWriter, unique_name
 from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.sink import DeltaSink
@@ -25,6 +25,7 @@ from kcl_pipeline.testing.sink import MemoryLog, MemoryTable
 from tests.support import announcing
 from tests.support.delta_tables import (
     NONE,
+    NOTHING,
     Committer,
     Entry,
     NoWait,
@@ -233,7 +234,7 @@ def test_partition_values_survive_the_announcement(tmp_path: Path) -> None:
     rows = pa.table({"id": [1, 2, 3], "day": ["a b/é", None, "x%2f.."]})
     batch = ArrowBatchWriter(None, uri, ("day",)).write(Batch("b", (), rows))
     sink = Committer(DeltaSink(uri, ("day",)), "app")
-    sink.ensure(batch.schema)
+    sink.ensure(batch.output_schema)
     sent = announcing.announce(sink, batch.files, entry("a", 1, at(4)))
     assert sent.name
     reader = Committer(DeltaSink(uri, ("day",)), "app")
@@ -287,9 +288,7 @@ def test_a_log_whose_states_are_copies_is_read_again_after_a_commit(tmp_path: Pa
     sink.ensure(SCHEMA)
     for number in range(1, 4):
         sink._pace.lost(2)
-        landed = commit_entries(
-            sink, table.id, NOTHING_WRITTEN, [entry("a", number, seq(number - 1))]
-        )
+        landed = commit_entries(sink, table.id, NOTHING, [entry("a", number, seq(number - 1))])
         assert landed.version == number, f"refused {landed.refused}, which nobody else has"
 
 

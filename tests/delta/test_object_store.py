@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from moto.s3.models import s3_backends
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import entry_facts, read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
@@ -65,7 +65,7 @@ class Table:
     def new_sink(self) -> Committer:
         return committer(self.uri, storage_options=self.options, **self.settings)
 
-    def write(self, ident: int) -> Written:
+    def write(self, ident: int) -> Batch:
         return self._writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
 
     def commit(self, ident: int) -> int | None:
@@ -180,7 +180,7 @@ def test_partition_folders_in_an_object_store(options: Mapping[str, str]) -> Non
     writer = ArrowBatchWriter(None, uri, by, options)
     sink = committer(uri, partition_by=by, storage_options=options)
     own, piggybacked = (writer.write(Batch("b", (), rows)) for _ in range(2))
-    sink.ensure(own.schema)
+    sink.ensure(own.output_schema)
     announce(
         committer(uri, partition_by=by, storage_options=options), piggybacked.files, entry("b", 1)
     )

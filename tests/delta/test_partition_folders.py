@@ -31,7 +31,7 @@ def landed(uri: str, *batches: pa.Table, by: tuple[str, ...] = BY) -> None:
     sink = Committer(DeltaSink(uri, by), "app")
     for number, rows in enumerate(batches):
         written = ArrowBatchWriter(None, uri, by).write(Batch("b", (), rows))
-        sink.ensure(written.schema)
+        sink.ensure(written.output_schema)
         outcome = sink.land(written, [entry("a", number + 1, seq(number))])
         assert outcome.version is not None
 

@@ -8,16 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import NOTHING_STORED, Position
 from kcl_pipeline.sinks.sink import Positions
-from tests.support.delta_tables import Entry, commit_entries, entry_of
+from tests.support.delta_tables import NOTHING, Entry, commit_entries, entry_of
 
 KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/a"
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
-NOTHING = Written((), SCHEMA, 0)
 
 
 def committer(folder: Path) -> DeltaCommitter:

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from kcl_pipeline.batch import Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import Event, TableRestored
 from kcl_pipeline.position import Position
-from tests.support.delta_tables import commit_entries, entry_of
+from tests.support.delta_tables import NOTHING, commit_entries, entry_of
 
 KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/a"
 OTHER = "arn:aws:kinesis:eu-west-1:1:stream/s/17/b"
@@ -33,7 +32,7 @@ class Application:
     def commit(self, end: int, key: str = KEY) -> None:
         known = self.sink.positions([key])
         entry = entry_of(key, known.shards[key], Position(str(end)))
-        outcome = commit_entries(self.sink, known.table_id, Written((), SCHEMA, 0), [entry])
+        outcome = commit_entries(self.sink, known.table_id, NOTHING, [entry])
         assert outcome.version is not None
 
     def number(self, key: str = KEY) -> int:

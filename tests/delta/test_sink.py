@@ -279,14 +279,14 @@ def test_partitions(uri: str) -> None:
         (2, "a b"),
     ]
     sink = committer(uri, partition_by=("kind",))
-    sink.ensure(batch.schema)
+    sink.ensure(batch.output_schema)
     sink.land(batch, [entry("a", 1)])
     rows = DeltaTable(uri).to_pyarrow_table().sort_by("id").to_pylist()
     assert [row["kind"] for row in rows] == ["a b", "c:d/%é", None, None, "e=f", "a b"]
     with pytest.raises(SinkError, match=r"partitioned by \['kind'\]"):
-        committer(uri).ensure(batch.schema)
+        committer(uri).ensure(batch.output_schema)
     with pytest.raises(SinkError, match="partition_by names day"):
-        committer(uri, partition_by=("day",)).ensure(batch.schema)
+        committer(uri, partition_by=("day",)).ensure(batch.output_schema)
 
 
 def test_a_table_that_asks_more_of_its_writers_is_refused(uri: str) -> None:

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
+from kcl_pipeline.batch import Batch, BatchWriter
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.sinks.sink import CommitOutcome, Positions, Sink
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
-from tests.support.delta_tables import Entry, commit_entries, entry_of
+from tests.support.delta_tables import NOTHING, Entry, commit_entries, entry_of
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 KEY = "arn:aws:kinesis:eu-west-1:1:stream/s/17/shardId-000000000000"
@@ -38,7 +38,7 @@ class World:
     ids: Callable[[], list[int]]
     dead_letters: Callable[[], int]
 
-    def write(self, *ids: int) -> Written:
+    def write(self, *ids: int) -> Batch:
         table = pa.table(
             {
                 "id": pa.array(ids, pa.int64()),
@@ -52,8 +52,8 @@ class World:
         sink.ensure(SCHEMA)
         return sink
 
-    def commit(self, sink: Sink, written: Written, *entries: Entry) -> CommitOutcome:
-        return commit_entries(sink, self.new_sink().positions([]).table_id, written, entries)
+    def commit(self, sink: Sink, batch: Batch, *entries: Entry) -> CommitOutcome:
+        return commit_entries(sink, self.new_sink().positions([]).table_id, batch, entries)
 
     def stored(self, key: str = KEY) -> StoredPosition:
         return self.new_sink().positions([key]).shards[key]
@@ -191,17 +191,17 @@ def test_a_batch_without_files_is_a_commit_like_any_other(world: World) -> None:
     assert empty.files == ()
     assert landed(world.commit(sink, empty, entry_of(KEY, NONE, at("5"))))
     assert world.commit(stale, empty, entry_of(KEY, NONE, at("6"))).refused == (KEY,)
-    assert landed(world.commit(stale, NOTHING_WRITTEN, entry_of(KEY, world.stored(), at("6"))))
+    assert landed(world.commit(stale, NOTHING, entry_of(KEY, world.stored(), at("6"))))
     assert world.stored().position == at("6")
     assert world.ids() == []
 
 
 def test_an_entry_without_files_refuses_the_paused_writer_behind_it(world: World) -> None:
     paused, taker = world.ready(), world.new_sink()
-    assert landed(world.commit(taker, NOTHING_WRITTEN, entry_of(KEY, NONE, at("8"))))
+    assert landed(world.commit(taker, NOTHING, entry_of(KEY, NONE, at("8"))))
     assert not landed(world.commit(paused, world.write(1), entry_of(KEY, NONE, at("5"))))
     moved = world.stored()
-    assert landed(world.commit(taker, NOTHING_WRITTEN, entry_of(KEY, moved, at("8"), ended=True)))
+    assert landed(world.commit(taker, NOTHING, entry_of(KEY, moved, at("8"), ended=True)))
     assert world.stored() == StoredPosition(2, at("8"), ended=True)
     assert not landed(world.commit(paused, world.write(1), entry_of(KEY, moved, at("9"))))
     assert world.ids() == []
@@ -209,7 +209,7 @@ def test_an_entry_without_files_refuses_the_paused_writer_behind_it(world: World
 
 def test_a_shard_without_records_can_end(world: World) -> None:
     sink = world.ready()
-    assert landed(world.commit(sink, NOTHING_WRITTEN, entry_of(KEY, NONE, None, ended=True)))
+    assert landed(world.commit(sink, NOTHING, entry_of(KEY, NONE, None, ended=True)))
     assert world.stored() == StoredPosition(1, None, ended=True)
 
 
@@ -217,7 +217,7 @@ def test_a_seek_removes_a_position_and_its_number_grows(world: World) -> None:
     sink = world.ready()
     assert landed(world.commit(sink, world.write(1), entry_of(KEY, NONE, at("5"), ended=True)))
     before = world.stored()
-    assert landed(world.commit(sink, NOTHING_WRITTEN, entry_of(KEY, before, None)))
+    assert landed(world.commit(sink, NOTHING, entry_of(KEY, before, None)))
     assert world.stored() == StoredPosition(2, None)
     assert not landed(world.commit(sink, world.write(2), entry_of(KEY, before, at("6"))))
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import entry_path
 from kcl_pipeline.delta.object_store import open_storage
@@ -21,6 +21,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.position import StoredPosition
 from tests.support.delta_tables import (
+    NOTHING,
     NoWait,
     commit_entries,
     committer,
@@ -111,7 +112,7 @@ class HungWrite:
             self.sink, self.table_id, self.written(2), [entry("a", 2, FIRST)]
         ).version
 
-    def written(self, ident: int) -> Written:
+    def written(self, ident: int) -> Batch:
         rows = pa.table({"id": pa.array([ident], pa.int64())})
         writer = ArrowBatchWriter(None, self.uri, storage_options=self.direct)
         return writer.write(Batch("b", (), rows))
@@ -138,7 +139,7 @@ def test_a_commit_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> No
 def test_an_end_that_hung_is_in_the_table(endpoint: str, proxy: S3Proxy) -> None:
     world = HungWrite(endpoint, proxy, seconds=3_600)
     end = entry_of("a", FIRST, FIRST.position, ended=True)
-    assert commit_entries(world.sink, world.table_id, NOTHING_WRITTEN, [end]).version is not None
+    assert commit_entries(world.sink, world.table_id, NOTHING, [end]).version is not None
     assert world.hung
     assert world.stored() == end.becomes
 

@@ -29,7 +29,7 @@ def write(uri: str, *tables: pa.Table, **settings: Any) -> None:
     writer = ArrowBatchWriter(None, uri, settings.get("partition_by", ()))
     for number, table in enumerate(tables):
         files = writer.write(Batch("b", (), table))
-        sink.ensure(files.schema)
+        sink.ensure(files.output_schema)
         landed = sink.land(files, [entry("s", number + 1, seq(number))])
         assert landed.version is not None
 
@@ -174,7 +174,7 @@ def test_several_row_groups(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     sink = committer(uri)
     files = ArrowBatchWriter(None, uri, threads=1).write(Batch("b", (), table))
-    sink.ensure(files.schema)
+    sink.ensure(files.output_schema)
     sink.land(files, [entry("s", 1)])
     (found,) = statistics(uri)
     assert bounds(found, "v") == (0, 1_199_999, 0)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.cli.doctor.sink import check_output
 from kcl_pipeline.delta.dead_letters import count_dead_letters
 from kcl_pipeline.delta.files import ArrowBatchWriter
@@ -29,7 +29,7 @@ from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.status.findings import FindingLevel
 from tests.support.announcing import announce, contend
 from tests.support.credential_files import ProfileFiles
-from tests.support.delta_tables import commit_entries, committer, entry, entry_of
+from tests.support.delta_tables import NOTHING, commit_entries, committer, entry, entry_of
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -62,7 +62,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileFiles:
     return found
 
 
-def written(uri: str, ident: int) -> Written:
+def written(uri: str, ident: int) -> Batch:
     rows = pa.table({"id": pa.array([ident], pa.int64())})
     return ArrowBatchWriter(None, uri).write(Batch("b", (), rows))
 
@@ -76,7 +76,7 @@ def commit(sink: DeltaCommitter, uri: str, ident: int) -> int | None:
 def end(sink: DeltaCommitter) -> None:
     found = sink.positions(["a"])
     one = entry_of("a", found.shards["a"], None, ended=True)
-    commit_entries(sink, found.table_id, NOTHING_WRITTEN, [one])
+    commit_entries(sink, found.table_id, NOTHING, [one])
 
 
 @pytest.mark.parametrize(

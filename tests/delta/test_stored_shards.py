@@ -2,13 +2,12 @@
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Written
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import NOTHING_STORED, Position, StoredPosition
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.sinks.sink import shard_key
-from tests.support.delta_tables import commit_entries, entry_of
+from tests.support.delta_tables import NOTHING, commit_entries, entry_of
 
 STREAM = StreamId("s", arn="arn:aws:kinesis:eu-west-1:1:stream/s", created_millis=17_000)
 SHARD = "shardId-000000000000"
@@ -32,8 +31,8 @@ def test_the_leader_reads_what_a_worker_commits(tmp_path):
     key, position = shard_key(STREAM, SHARD), Position("5")
     table_id = sink.positions([]).table_id
     entry = entry_of(key, NOTHING_STORED, position)
-    assert commit_entries(sink, table_id, Written((), schema, 0), [entry]).version
+    assert commit_entries(sink, table_id, NOTHING, [entry]).version
     assert ask(STREAM, [SHARD, "shardId-000000000001"]) == {SHARD: StoredPosition(1, position)}
     ended = entry_of(key, entry.becomes, position, ended=True)
-    assert commit_entries(sink, table_id, NOTHING_WRITTEN, [ended]).version
+    assert commit_entries(sink, table_id, NOTHING, [ended]).version
     assert ask(STREAM, [SHARD]) == {SHARD: StoredPosition(2, position, ended=True)}

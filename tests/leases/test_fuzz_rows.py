@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.cli.failures import sentence
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings
 from kcl_pipeline.delta.sink import DeltaSink
@@ -272,7 +272,7 @@ def test_a_row_made_unreadable_stops_neither_the_commit_nor_the_worker() -> None
     class Breaking:
         """Somebody writes the row while the first batch is written."""
 
-        def write(self, batch: Batch) -> Written:
+        def write(self, batch: Batch) -> Batch:
             bench.table.plant(broken)
             return bench.writer.write(batch)
 

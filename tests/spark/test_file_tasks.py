@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kcl_pipeline.batch import Batch, PartFailure, Written
+from kcl_pipeline.batch import NO_RECORDS, Batch, PartFailure
 from kcl_pipeline.delta.files import ArrowBatchWriter, TableColumns
 from kcl_pipeline.errors import TransformFailedError
 from kcl_pipeline.spark import file_tasks, task_process, writer
@@ -24,13 +24,13 @@ def on_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "can_share_memory", lambda _session: False)
 
 
-def fetched(spark, one: SparkBatchWriter, given: pa.Table) -> Written:
+def fetched(spark, one: SparkBatchWriter, given: pa.Table) -> Batch:
     """Write as a job of an executor fetch does, with two tasks."""
     frame = records_frame(spark, given).repartition(2, "sequence_number")
-    return one.write_frame(frame, "b", None, None)
+    return one.write_frame(frame, Batch("b", (), NO_RECORDS, loaded=False), None)
 
 
-def creators(one: SparkBatchWriter, written: Written) -> set[str]:
+def creators(one: SparkBatchWriter, written: Batch) -> set[str]:
     return {
         pq.read_metadata(f"{one._root}/{file.path}").created_by.split()[0] for file in written.files
     }
@@ -41,8 +41,8 @@ def same_rows(spark, tmp_path: Path, transform, by: tuple[str, ...] = ()) -> set
     given = records(*[f"r-{number}".encode() for number in range(20)], b"\xff")
     one, own = writers(spark, tmp_path, transform, by)
     written, expected = fetched(spark, one, given), own.write(Batch("b", (), given))
-    assert written.rows == expected.rows
-    assert written.schema == expected.schema
+    assert written.output_rows == expected.output_rows
+    assert written.output_schema == expected.output_schema
     assert schema_and_rows(one, written) == schema_and_rows(own, expected)
     return creators(one, written)
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.spark import writer
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
@@ -38,9 +39,10 @@ def test_files_that_tasks_write_have_statistics(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "can_share_memory", lambda _session: False)
-    frame = records_frame(spark, records(*[f"r-{n}".encode() for n in range(20)]))
+    batch = Batch("b", (), records(*[f"r-{n}".encode() for n in range(20)]))
+    frame = records_frame(spark, batch.records)
     task_writer = SparkBatchWriter(spark, None, str(tmp_path))
-    written = task_writer.write_frame(frame.repartition(2, "sequence_number"), "b", None, None)
+    written = task_writer.write_frame(frame.repartition(2, "sequence_number"), batch, None)
     assert len(written.files) == 2
     for file in written.files:
         column = pq.read_table(tmp_path / file.path)["partition_key"]

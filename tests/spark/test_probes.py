@@ -345,7 +345,7 @@ def test_records_that_fail_in_either_way_are_found_in_one_batch(spark, tmp_path:
     assert failed.keys() == {7, 8, 90, 150}
     assert all("cannot parse" in failed[row] for row in (7, 150))
     assert all("is not UTF-8" in failed[row] for row in (8, 90))
-    assert (part.written.rows, part.records.num_rows, paused) == (196, 196, {})
+    assert (part.output_rows, part.records.num_rows, paused) == (196, 196, {})
 
 
 def outcomes_of(spark, frame, attempts: int):
@@ -441,8 +441,8 @@ class TestRejectedRows:
         writer = SparkBatchWriter(spark, counted, str(tmp_path / "t"))
         given = batch(GOOD, BAD, GOOD, b"\xff")
         written = writer.write(given)
-        assert written.schema.names == ["amount"]
-        assert written.rows == 2
+        assert written.output_schema.names == ["amount"]
+        assert written.output_rows == 2
         assert evaluations.value == 4, "each record is evaluated once"
         rows = written.rejected.sort_by("sequence_number").to_pylist()
         numbers = given.records["sequence_number"].to_pylist()
@@ -463,7 +463,7 @@ class TestRejectedRows:
 
         writer = SparkBatchWriter(spark, by_shard, str(tmp_path / "t"), ("shard_id",))
         written = writer.write(batch(GOOD, BAD))
-        assert written.schema.names == [*POSITION, "data"]
+        assert written.output_schema.names == [*POSITION, "data"]
         [file] = written.files
         assert file.partition_values == {"shard_id": "shardId-000000000001"}
         assert written.rejected.num_rows == 1
@@ -472,9 +472,9 @@ class TestRejectedRows:
         writer = SparkBatchWriter(spark, self.typed, str(tmp_path / "t"))
         assert writer.write(batch(GOOD, GOOD)).rejected is None
         none_good = writer.write(batch(BAD, BAD))
-        assert (none_good.files, none_good.rows) == ((), 0)
+        assert (none_good.files, none_good.output_rows) == ((), 0)
         assert none_good.rejected.num_rows == 2
-        assert none_good.schema is None, "a result without rows names no column of the table"
+        assert none_good.output_schema is None, "a result without rows names no column of the table"
 
     def test_a_missing_position_is_told_before_anything_runs(self, spark, tmp_path: Path):
         writer = SparkBatchWriter(

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
-from kcl_pipeline.batch import Batch, Chunk, Written
+from kcl_pipeline.batch import Batch, Chunk, DataFile
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.object_store import open_storage
@@ -97,8 +97,8 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
     )
     batch = orders(b"x", b"y")
     written_ = each.write(batch)
-    assert (written_.rows, written_.schema.names, seen) == (1, ["n"], [])
-    each.ensure(written_.schema)
+    assert (written_.output_rows, written_.output_schema.names, seen) == (1, ["n"], [])
+    each.ensure(written_.output_schema)
     found = each.positions(["shard-1"])
     assert found.shards == {"shard-1": NOTHING_STORED}
     assert not each.stores_positions
@@ -160,8 +160,8 @@ class FunctionInSpark:
         self._sink = ForeachBatch(self._spark, ForeachBatchSink(self._function))
         return self._sink
 
-    def stage(self, rows: pa.Table) -> Written:
-        return self._sink.write(Batch("b", (), rows))
+    def stage(self, rows: pa.Table) -> tuple[DataFile, ...]:
+        return self._sink.write(Batch("b", (), rows)).written_files
 
     def ids(self) -> list[int]:
         return self._got
@@ -260,7 +260,7 @@ def test_spark_writes_into_an_object_store_without_jars(
         (2, "x"),
     ]
     sink = committer(uri, partition_by=("kind",), storage_options=options)
-    sink.ensure(batch.schema)
+    sink.ensure(batch.output_schema)
     assert sink.land(batch, [entry("a", 1)]).version == 1
     rows = DeltaTable(uri, storage_options=options).to_pyarrow_table().sort_by("id").to_pylist()
     assert rows == [{"id": 0, "kind": "x"}, {"id": 1, "kind": "y"}, {"id": 2, "kind": "x"}]

@@ -124,7 +124,7 @@ def landed(
         writer = SparkBatchWriter(spark, returning(result), uri, by)
     written = writer.write(batch(b"1"))
     sink = Committer(DeltaSink(uri, by), "app")
-    sink.ensure(written.schema)
+    sink.ensure(written.output_schema)
     assert sink.land(written, [entry("a", 1)]).version is not None
 
 

@@ -15,10 +15,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions
 
-from kcl_pipeline.batch import RECORD_SCHEMA, Batch, BatchWriter, Written
+from kcl_pipeline.batch import RECORD_SCHEMA, Batch, BatchWriter
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import ResultMismatchError, SinkError, TransformFailedError
+from kcl_pipeline.kinesis.ranges import RangesWritten
 from kcl_pipeline.spark.executors import joined
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
 from tests.support.delta_tables import Committer, entry, seq
@@ -47,7 +48,7 @@ def commit(
 ) -> pa.Table:
     written = writer.write(data)
     sink = Committer(DeltaSink(str(tmp_path / "t"), partition_by), "app")
-    sink.ensure(written.schema)
+    sink.ensure(written.output_schema)
     stored = sink.stored("a")
     assert sink.land(written, [entry("a", stored.number + 1, stored)]).version is not None
     return DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
@@ -106,10 +107,10 @@ def test_a_transform_is_not_called_for_an_empty_batch(
     tmp_path: Path, plain_writer: Callable[..., BatchWriter]
 ) -> None:
     written = plain_writer().write(batch())
-    assert (written.files, written.rows) == ((), 0)
-    assert written.schema is None or [(field.name, field.type) for field in written.schema] == [
-        (field.name, field.type) for field in RECORD_SCHEMA
-    ]
+    assert (written.files, written.output_rows) == ((), 0)
+    assert written.output_schema is None or [
+        (field.name, field.type) for field in written.output_schema
+    ] == [(field.name, field.type) for field in RECORD_SCHEMA]
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
@@ -135,7 +136,7 @@ def test_an_aggregation_is_what_the_function_says(spark, tmp_path: Path) -> None
         )
 
     written = spark_writer(spark, tmp_path, totals).write(batch(b"1", b"22", b"333"))
-    assert written.rows == 1
+    assert written.output_rows == 1
     assert len(written.files) == 1
     assert pq.read_table(tmp_path / "t" / written.files[0].path).to_pylist() == [
         {"stream": "orders", "n": 3, "bytes": 6}
@@ -146,7 +147,7 @@ def test_a_function_that_drops_all_rows_gives_no_file(spark, tmp_path: Path) -> 
     written = spark_writer(
         spark, tmp_path, lambda frame: frame.where("false").select("stream")
     ).write(batch(b"1"))
-    assert (written.files, written.rows, written.schema) == ((), 0, None)
+    assert (written.files, written.output_rows, written.output_schema) == ((), 0, None)
 
 
 def test_spark_types_are_read_back_through_the_table(spark, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_the_commit_protocol_over_spark_files(spark, tmp_path: Path) -> None:
     writer = spark_writer(spark, tmp_path, lambda frame: frame.select("partition_key"))
     sink = Committer(DeltaSink(str(tmp_path / "t")), "app")
     written = writer.write(batch(b"1", b"2"))
-    sink.ensure(written.schema)
+    sink.ensure(written.output_schema)
     assert sink.land(written, [entry("a", 1)]).version == 1
     late = writer.write(batch(b"3"))
     assert sink.move("a", 1, seq(1))
@@ -231,8 +232,8 @@ def test_a_column_of_nulls_without_a_type_is_reported(spark, tmp_path: Path) -> 
         return frame.selectExpr("shard_id", "null nothing")
 
     written = spark_writer(spark, tmp_path, void).write(batch(b"1"))
-    assert written.schema is not None
-    assert dict(zip(written.schema.names, written.schema.types, strict=True)) == {
+    assert written.output_schema is not None
+    assert dict(zip(written.output_schema.names, written.output_schema.types, strict=True)) == {
         "shard_id": pa.string(),
         "nothing": pa.null(),
     }
@@ -244,8 +245,7 @@ def test_the_parts_of_tasks_are_joined_where_one_has_only_nulls() -> None:
     typed = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("n", pa.string())])
     nulls = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("n", pa.null())])
     for parts in ([typed, nulls], [nulls, typed]):
-        found = joined((), [Written((), schema, 1) for schema in parts])
-        assert found.written is not None
-        assert found.written.schema == typed
+        found = joined([RangesWritten((), (), schema) for schema in parts])
+        assert found.output_schema == typed
     other = pa.schema([pa.field("a", pa.string()), pa.field("n", pa.null())])
-    assert joined((), [Written((), schema, 1) for schema in (typed, other)]).written is None
+    assert joined([RangesWritten((), (), schema) for schema in (typed, other)]).files is None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
+from kcl_pipeline.batch import NO_RECORDS, Batch
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.log import DeltaLog
@@ -47,6 +47,8 @@ class NoWait:
 
 
 NONE = NOTHING_STORED
+NOTHING = Batch("nothing", (), NO_RECORDS, files=())
+"""A batch whose output has no rows."""
 
 
 def at(number: int, times: int = 1) -> StoredPosition:
@@ -78,10 +80,11 @@ def entry(key: str, number: int, expected: StoredPosition = NONE) -> Entry:
 
 
 def commit_entries(
-    sink: Sink, table_id: str | None, written: Written, entries: Sequence[Entry]
+    sink: Sink, table_id: str | None, batch: Batch, entries: Sequence[Entry]
 ) -> CommitOutcome:
     expected = {one.key: one.expected for one in entries}
-    return sink.commit(table_id, written, expected, {one.key: one.becomes for one in entries})
+    becomes = {one.key: one.becomes for one in entries}
+    return sink.commit(table_id, batch.written_files, expected, becomes, batch.output_schema)
 
 
 class Committer(DeltaCommitter):
@@ -91,16 +94,16 @@ class Committer(DeltaCommitter):
     def delta_log(self) -> DeltaLog:
         return self._log._log
 
-    def land(self, written: Written, entries: Sequence[Entry]) -> CommitOutcome:
+    def land(self, batch: Batch, entries: Sequence[Entry]) -> CommitOutcome:
         table = DeltaTable(self._log.name, storage_options=dict(self.delta_log._options))
-        return commit_entries(self, str(table.metadata().id), written, entries)
+        return commit_entries(self, str(table.metadata().id), batch, entries)
 
     def stored(self, key: str) -> StoredPosition:
         return self.positions([key]).shards[key]
 
     def move(self, key: str, number: int, expected: StoredPosition = NONE) -> bool:
         """Set a position without files; return whether that landed."""
-        return self.land(NOTHING_WRITTEN, [entry(key, number, expected)]).version is not None
+        return self.land(NOTHING, [entry(key, number, expected)]).version is not None
 
 
 def committer(uri: str, **settings: Any) -> Committer:
@@ -123,7 +126,7 @@ def dead_letter_table(uri: str) -> DeadLetterTable:
     return DeadLetterTable(DeltaSink(uri), NoWait(), random.Random(1))
 
 
-def written(uri: str, *ids: int, **more: pa.Array) -> Written:
+def written(uri: str, *ids: int, **more: pa.Array) -> Batch:
     return ArrowBatchWriter(None, uri).write(
         Batch("b", (), pa.table({"id": pa.array(ids, pa.int64()), **more}))
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, BatchWriter, Written
+from kcl_pipeline.batch import Batch, BatchWriter
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from tests.support import commit_world
@@ -34,18 +33,16 @@ class FirstBatch:
         self.world.writer = self
         self.steps = self.world.steps_of(self.world.committer)
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         self.writes += 1
         return self._writer.write(batch)
 
     def commit(self, records: pa.Table, before: Callable[[], object] = lambda: None) -> None:
-        batch = Batch("b", self.world.batch(5).ranges, records)
-        written = self.write(batch)
+        written = self.write(Batch("b", self.world.batch(5).ranges, records))
         before()
-        done = self.steps.run(replace(batch, written=written), self.world.consumers)
+        done = self.steps.run(written, self.world.consumers)
         assert done is not None
-        assert done.written is not None
-        assert done.written.rows == records.num_rows
+        assert done.output_rows == records.num_rows
         assert DeltaTable(str(self.folder)).to_pyarrow_table().num_rows == records.num_rows
 
     def remove(self) -> None:

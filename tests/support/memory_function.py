@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.batch import Batch, DataFile
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
 from kcl_pipeline.position import StoredPosition
@@ -48,14 +47,16 @@ class InMemoryFunction(FunctionCalls[tuple[DataFile, ...]]):
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         """See `FunctionCalls.commit`."""
         self._keys = tuple(expected)
-        kept = self.keep(_NO_BATCH, written.files, written.rows, ExitStack())
-        return super().commit(table_id, replace(written, files=(kept,)), expected, becomes)
+        rows = sum(file.rows for file in files)
+        kept = self.keep(_NO_BATCH, tuple(files), rows, ExitStack())
+        return super().commit(table_id, [kept], expected, becomes, schema)
 
     def _store(self, rows: tuple[DataFile, ...], identity: BatchIdentity) -> None:
         fault = self.faults("commit", self._keys)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.spark.arrow_memory.pool import MemoryPool
 from kcl_pipeline.spark.writer import SparkBatchWriter
@@ -34,12 +34,12 @@ def contents(writer: SparkBatchWriter, given: Batch) -> Any:
         written = writer.write(given)
     except KclError as error:
         return type(error), str(error)
-    return written.schema, written.rows, schema_and_rows(writer, written)
+    return written.output_schema, written.output_rows, schema_and_rows(writer, written)
 
 
-def schema_and_rows(writer: SparkBatchWriter, written: Written) -> Any:
+def schema_and_rows(writer: SparkBatchWriter, written: Batch) -> Any:
     rows, schemas = [], set()
-    for file in written.files:
+    for file in written.written_files:
         table = pq.read_table(f"{writer._root}/{file.path}", partitioning=None)
         assert table.num_rows == file.rows
         assert Path(writer._root, file.path).stat().st_size == file.size

@@ -35,7 +35,14 @@ def write(
         rows = pa.table({"id": pa.array([1000 * writer + turn], pa.int64())})
         written = repeated(partial(files.write, Batch(f"{writer}-{turn}", (), rows)))
         key, becomes = key_of(writer), stored.moved(Position(str(turn)))
-        commit = partial(sink.commit, known.table_id, written, {key: stored}, {key: becomes})
+        commit = partial(
+            sink.commit,
+            known.table_id,
+            written.written_files,
+            {key: stored},
+            {key: becomes},
+            written.output_schema,
+        )
         outcome = repeated(commit)
         assert outcome.version is not None, f"writer {writer} was refused on its own shard"
         stored = becomes

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.batch import Batch, DataFile
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaSink, DeltaTableLog
@@ -43,8 +43,10 @@ from tests.support.memory_function import InMemoryFunction
 every_exactly_once_case = pytest.mark.parametrize("case", exactly_once_cases(), ids=str)
 
 
-def staged(writer: MemoryBatchWriter | ArrowBatchWriter) -> Callable[[pa.Table], Written]:
-    return lambda rows: writer.write(Batch("b", (), rows))
+def staged(
+    writer: MemoryBatchWriter | ArrowBatchWriter,
+) -> Callable[[pa.Table], tuple[DataFile, ...]]:
+    return lambda rows: writer.write(Batch("b", (), rows)).written_files
 
 
 def memory() -> LogUnderTest:
@@ -130,8 +132,8 @@ class Function:
             self.table, faults=lambda *_: self._faults.pop() if self._faults else None
         )
 
-    def stage(self, rows: pa.Table) -> Written:
-        return MemoryBatchWriter(self.table).write(Batch("b", (), rows))
+    def stage(self, rows: pa.Table) -> tuple[DataFile, ...]:
+        return MemoryBatchWriter(self.table).write(Batch("b", (), rows)).written_files
 
     def ids(self) -> Sequence[int]:
         rows = self.table.rows()
@@ -158,8 +160,8 @@ class ArrowFunction:
         self._sink = ForeachArrow(ForeachArrowSink(self._function))
         return self._sink
 
-    def stage(self, rows: pa.Table) -> Written:
-        return self._sink.write(Batch("b", (), rows))
+    def stage(self, rows: pa.Table) -> tuple[DataFile, ...]:
+        return self._sink.write(Batch("b", (), rows)).written_files
 
     def ids(self) -> list[int]:
         return self._got
@@ -203,9 +205,10 @@ class Simple:
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         defect = self._table.defect
         if defect != "any number":
@@ -220,7 +223,7 @@ class Simple:
             return CommitOutcome(len(self._table.memory.log))
         if wrong and defect == "the others land":
             rest = {key: stored for key, stored in becomes.items() if key not in wrong}
-            self._table.add(written, rest, self._step)
+            self._table.add(files, rest, self._step)
         if wrong and defect == "all are refused":
             wrong = list(expected)
         if wrong:
@@ -228,7 +231,7 @@ class Simple:
         self._step("before add")
         if self.positions(list(now.shards)) != now and defect != "two successors":
             raise SinkError("the table has changed")
-        self._table.add(written, becomes, self._step)
+        self._table.add(files, becomes, self._step)
         self._step("after add")
         return CommitOutcome(len(self._table.memory.log))
 
@@ -265,8 +268,8 @@ class SimpleTable:
 
         return Simple(self, reported)
 
-    def stage(self, rows: pa.Table) -> Written:
-        return MemoryBatchWriter(self.memory).write(Batch("b", (), rows))
+    def stage(self, rows: pa.Table) -> tuple[DataFile, ...]:
+        return MemoryBatchWriter(self.memory).write(Batch("b", (), rows)).written_files
 
     def ids(self) -> Sequence[int]:
         rows = self.memory.rows()
@@ -284,9 +287,10 @@ class SimpleTable:
     def copy(self) -> Callable[[], None]:
         return copy_of(self.memory)
 
-    def add(self, written: Written, becomes: Mapping[str, StoredPosition], step: Step) -> None:
+    def add(
+        self, files: Sequence[DataFile], becomes: Mapping[str, StoredPosition], step: Step
+    ) -> None:
         sets = {key: self._stored(key, stored) for key, stored in becomes.items()}
-        files: tuple[DataFile, ...] = written.files
         head = self.log.read()
         assert head is not None
         if self.defect == "files first":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.batch import Batch, DataFile
 from kcl_pipeline.leases import writes as lease_rows
 from kcl_pipeline.leases.held import Held, HeldLeases, Progress
 from kcl_pipeline.leases.row import Lease
@@ -153,12 +153,10 @@ def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:
     """The row says that the batch is done before the table has it."""
     commit = ProgressStore.advance
 
-    def early(
-        self: ProgressStore, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
-    ) -> object:
+    def early(self: ProgressStore, batch: Batch, consumers: dict[str, ShardConsumer]) -> object:
         for part in batch.ranges:
             self._leases.checkpoint(consumers[part.lease_key].held, checkpoint=part.through)
-        return commit(self, batch, consumers, written)
+        return commit(self, batch, consumers)
 
     patch.setattr(ProgressStore, "advance", early)
 

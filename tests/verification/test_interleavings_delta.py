@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.batch import Batch, DataFile
 from kcl_pipeline.delta.maintenance import vacuum
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
@@ -66,12 +66,14 @@ class SteppedDelta(DeltaCommitter):
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         return self._call(
-            "commit", lambda: super(SteppedDelta, self).commit(table_id, written, expected, becomes)
+            "commit",
+            lambda: super(SteppedDelta, self).commit(table_id, files, expected, becomes, schema),
         )
 
 
@@ -82,10 +84,10 @@ class FileWriter(RangeWriter):
         super().__init__()
         self._uri = uri
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         written = super().write(batch)
         files = []
-        for file in written.files:
+        for file in written.written_files:
             _, after, through = range_of(file.path)
             path = Path(self._uri, file.path.replace("/", "_") + ".parquet")
             pq.write_table(

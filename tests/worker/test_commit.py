@@ -71,7 +71,9 @@ class World(commit_world.World):
         found = sink.positions([shard_key(STREAM, key)])
         becomes = {name: old.moved(position, ended=ended) for name, old in found.shards.items()}
         written = self.writer.write(self.batch(0))
-        assert sink.commit(found.table_id, written, found.shards, becomes).version
+        assert sink.commit(
+            found.table_id, written.files, found.shards, becomes, written.output_schema
+        ).version
 
 
 @pytest.fixture(name="world")
@@ -125,7 +127,7 @@ def test_a_hundred_shards_that_java_has_read_start_without_a_commit_and_move_in_
             Chunk(key, NO_RECORDS, Position("7"), Position("9"), 0) for key in HUNDRED_KEYS
         )
         batch = Batch("b", ranges, NO_RECORDS)
-        assert committer.advance(batch, consumers, world.writer.write(batch)).landed
+        assert committer.advance(world.writer.write(batch), consumers).landed
         assert world.rows.version == version + 1
         assert all(world.stored(key) == StoredPosition(2, Position("9")) for key in HUNDRED_KEYS)
 
@@ -137,14 +139,12 @@ def test_after_the_first_commit_of_the_taker_a_paused_worker_is_refused(world: W
     world.set_checkpoint(Position("7"))
     consumer, _ = world.take()
     batch = Batch("b", (Chunk(KEY, NO_RECORDS, Position("7"), Position("9"), 0),), NO_RECORDS)
-    assert (
-        world.committer.advance(batch, {KEY: consumer}, world.writer.write(batch)).landed is False
-    )
+    assert world.committer.advance(world.writer.write(batch), {KEY: consumer}).landed is False
     _, committer = world.taker()
     committer = world.committer_of(world.leases)
     consumer.held = world.consumers[KEY].held
-    assert committer.advance(batch, {KEY: consumer}, world.writer.write(batch)).landed
-    refused = world.committer.advance(late, world.consumers, written).refused
+    assert committer.advance(world.writer.write(batch), {KEY: consumer}).landed
+    refused = world.committer.advance(written, world.consumers).refused
     assert list(refused) == [KEY]
     assert world.stored() == StoredPosition(2, Position("9"))
 
@@ -285,7 +285,7 @@ def test_a_batch_of_another_table_is_refused(world: World) -> None:
     assert world.commit(5) is not None
     world.rows.id = "table-1"
     batch = world.batch(8)
-    result = world.committer.advance(batch, world.consumers, world.writer.write(batch))
+    result = world.committer.advance(world.writer.write(batch), world.consumers)
     assert sorted(result.refused) == sorted(KEYS)
 
 
@@ -294,7 +294,7 @@ def test_a_shard_whose_position_was_read_in_another_table_is_refused(world: Worl
     world.rows.id = "table-1"
     world.start({KEY: world.consumers[KEY]})
     batch = world.batch(8)
-    result = world.committer.advance(batch, world.consumers, world.writer.write(batch))
+    result = world.committer.advance(world.writer.write(batch), world.consumers)
     assert sorted(result.refused) == sorted(KEYS[1:])
 
 
@@ -303,11 +303,18 @@ def test_the_first_files_are_written_again_when_the_id_of_the_table_is_known() -
     batch = replace(world.batch(5), records=pa.table({"shard_id": [KEY]}))
     written = world.writer.write(batch)
     assert world.consumers[KEY].table_id is None
-    done = world.steps.run(replace(batch, written=written), world.consumers)
+    done = world.steps.run(written, world.consumers)
     assert done is not None
     assert world.consumers[KEY].table_id == "table-0"
     (first,), (committed,) = written.files, world.rows.files
     assert committed.path != first.path
+
+
+def test_a_batch_that_is_not_written_is_not_committed(world: World) -> None:
+    assert world.commit(1) is not None
+    with pytest.raises(ValueError, match="the batch b5 is not written yet"):
+        world.committer.advance(world.batch(5), world.consumers)
+    assert world.stored() == StoredPosition(1, Position("1"))
 
 
 def test_the_first_batch_is_refused_if_another_worker_was_faster() -> None:
@@ -339,7 +346,7 @@ def test_a_stop_ends_the_attempts_of_a_batch() -> None:
     class Refusing(InMemorySink):
         commits = 0
 
-        def commit(self, table_id, written, expected, becomes):
+        def commit(self, table_id, files, expected, becomes, schema=None):
             self.commits += 1
             stop.set()
             raise SinkError("int too large to convert")
@@ -372,12 +379,12 @@ def failing_commit(world: World, *, landed: bool, lost: str) -> list[tuple[str, 
     """
     commit, attempts = world.sink.commit, list[tuple[str, ...]]()
 
-    def fail_once(table_id, written, expected, becomes):
+    def fail_once(table_id, files, expected, becomes, schema=None):
         attempts.append(tuple(key.rsplit("/", 1)[-1] for key in expected))
         if len(attempts) > 1:
-            return commit(table_id, written, expected, becomes)
+            return commit(table_id, files, expected, becomes, schema)
         if landed:
-            commit(table_id, written, expected, becomes)
+            commit(table_id, files, expected, becomes, schema)
         world.leases.drop(world.consumers[lost].held, "it was not renewed in time")
         raise SinkError("the answer was lost")
 
@@ -453,7 +460,7 @@ def test_a_first_batch_whose_ancestors_cannot_be_listed_is_tried_again() -> None
     )
     batch = world.batch(5)
     with pytest.raises(SinkError, match="ListShards"):
-        committer.advance(batch, world.consumers, world.writer.write(batch))
+        committer.advance(world.writer.write(batch), world.consumers)
 
 
 def test_a_child_is_started_again_if_an_ancestor_has_moved() -> None:
@@ -498,7 +505,7 @@ def test_a_child_is_not_in_one_batch_with_its_ancestor() -> None:
     world.consumers[KEY] = ShardConsumer(leases[KEY], STREAM)
     world.start({KEY: world.consumers[KEY]})
     batch = world.batch(9)
-    result = world.committer.advance(batch, world.consumers, world.writer.write(batch))
+    result = world.committer.advance(world.writer.write(batch), world.consumers)
     assert list(result.refused) == [CHILD]
 
 

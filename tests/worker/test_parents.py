@@ -8,7 +8,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import NotFoundError, SinkError, ThrottledError
 from kcl_pipeline.events import (
     AwsTrouble,
@@ -231,7 +230,7 @@ def test_a_child_that_the_sink_knows_has_begun_whatever_its_row_says():
     sink.ensure(pa.schema([("data", pa.binary())]))
     found = sink.positions([shard_key(stream_of(world), CHILD)])
     becomes = {key: stored.moved(Position("9")) for key, stored in found.shards.items()}
-    assert sink.commit(found.table_id, NOTHING_WRITTEN, found.shards, becomes).version
+    assert sink.commit(found.table_id, (), found.shards, becomes).version
     consumer = held_child(world)
     assert created(world) == []
     assert consumer.state is not ConsumerState.BLOCKED

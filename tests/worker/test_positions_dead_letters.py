@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.sink import SinkFault
 from tests.support.commit_world import NO_RECORDS
@@ -16,7 +15,7 @@ def test_a_batch_of_dead_letters_moves_the_position_before_columns_are_known(wor
     world.sink.ensure(NO_RECORDS.schema)
     for through in (5, 7):
         batch = world.batch(through)
-        assert world.steps.run(replace(batch, written=NOTHING_WRITTEN), world.consumers) is not None
+        assert world.steps.run(replace(batch, files=()), world.consumers) is not None
         assert world.stored().position == Position(str(through))
         assert world.consumers[KEY].stored == world.stored()
     assert world.commit(9) is not None
@@ -25,10 +24,7 @@ def test_a_batch_of_dead_letters_moves_the_position_before_columns_are_known(wor
 
 
 def test_a_batch_of_dead_letters_needs_no_table(world: World) -> None:
-    assert (
-        world.steps.run(replace(world.batch(5), written=NOTHING_WRITTEN), world.consumers)
-        is not None
-    )
+    assert world.steps.run(replace(world.batch(5), files=()), world.consumers) is not None
     assert world.rows.version < 0
     assert world.commit(7) is not None
     assert world.stored().position == Position("7")
@@ -37,7 +33,7 @@ def test_a_batch_of_dead_letters_needs_no_table(world: World) -> None:
 def test_a_batch_of_dead_letters_is_refused_after_another_worker(world: World) -> None:
     world.sink.ensure(NO_RECORDS.schema)
     world.rival(KEY, Position("6"))
-    done = world.steps.run(replace(world.batch(5), written=NOTHING_WRITTEN), world.consumers)
+    done = world.steps.run(replace(world.batch(5), files=()), world.consumers)
     assert done is None or KEY not in done.lease_keys
     assert world.stored().position == Position("6")
 
@@ -46,9 +42,6 @@ def test_a_lost_answer_of_a_batch_of_dead_letters_is_recognised(world: World) ->
     world.sink.ensure(NO_RECORDS.schema)
     faults = [SinkFault.LAND_AND_FAIL]
     world.sink.faults = lambda op, _keys: faults.pop() if op == "commit" and faults else None
-    assert (
-        world.steps.run(replace(world.batch(5), written=NOTHING_WRITTEN), world.consumers)
-        is not None
-    )
+    assert world.steps.run(replace(world.batch(5), files=()), world.consumers) is not None
     assert world.consumers[KEY].stored == world.stored()
     assert world.stored().position == Position("5")

@@ -158,7 +158,7 @@ def test_rows_of_a_shard_that_is_not_in_the_batch_are_never_committed():
         batch = source.next("b", committed) if len(committed) == 2 else None
         world.clock.advance(0.05)
     assert batch.lease_keys == tuple(sorted(committed)[1:])
-    assert batch.written is None
+    assert batch.files is None
     loaded = source.load(batch)
     assert set(loaded.records.column("shard_id").to_pylist()) == set(sorted(committed)[1:])
 
@@ -184,7 +184,7 @@ def test_a_job_that_fails_is_done_again_from_the_same_places():
 
 def test_a_job_whose_transform_fails_before_anything_was_read_is_not_taken_for_an_empty_one():
     world = World()
-    world.jobs.after = lambda _done: RangesWritten((), None, "no such column")
+    world.jobs.after = lambda _done: RangesWritten((), failure="no such column")
     with pytest.raises(SinkError, match="no such column"):
         world.run(400.0)
 
@@ -220,9 +220,7 @@ def test_trouble_of_one_shard_is_told_and_holds_up_nobody():
             else shard
         )
 
-    world.jobs.after = lambda done: RangesWritten(
-        tuple(unread(shard) for shard in done.shards), None
-    )
+    world.jobs.after = lambda done: RangesWritten(tuple(map(unread, done.shards)))
     world.put(*numbered(40))
     world.run(130.0)
     assert any(isinstance(event, AwsTrouble) and bad in event.operation for event in world.events)

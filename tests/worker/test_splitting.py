@@ -16,13 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.batch import (
-    NOTHING_WRITTEN,
     RECORD_SCHEMA,
     REJECTED_SCHEMA,
     Batch,
     Chunk,
     PartFailure,
-    Written,
 )
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError, ResultMismatchError, TransformFailedError
@@ -111,7 +109,7 @@ class Bench:
         return parts
 
     def rows(self, part: Batch) -> list[str]:
-        tables = [self.table.objects[file.path] for file in part.written.files]
+        tables = [self.table.objects[file.path] for file in part.files]
         return [number for table in tables for number in table["sequence_number"].to_pylist()]
 
 
@@ -242,7 +240,7 @@ class TwoKinds:
         bench.writer.write = self.write  # type: ignore[method-assign]
         bench.writer.probe = self.probe  # type: ignore[method-assign]
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         self.writes += 1
         self._has_raised = BAD in batch.records["data"].to_pylist()
         if not self._has_raised and REFUSED in batch.records["data"].to_pylist():
@@ -339,7 +337,7 @@ def test_columns_that_fit_no_table_are_the_reason_although_each_record_has_colum
     bench = Bench()
     write = bench.writer.write
 
-    def untyped(batch: Batch) -> Written:
+    def untyped(batch: Batch) -> Batch:
         if batch.records.num_rows > 1:
             raise ResultMismatchError("the element of tags has no type")
         return write(batch)
@@ -400,9 +398,9 @@ def test_healthy_shards_of_the_batch_go_on_first():
         batch_of(s1=[GOOD] * 50, s2=[BAD] * 400, s3=[GOOD, BAD] + [GOOD] * 20, s4=[])
     )
     assert healthy.lease_keys == ("s1", "s4")
-    assert (healthy.failed, healthy.written.rows) == ({}, 50)
+    assert (healthy.failed, healthy.output_rows) == ({}, 50)
     assert failing.lease_keys == ("s3",)
-    assert failing.written.rows == 21
+    assert failing.output_rows == 21
     assert numbers(failing, "s3") == ["2"]
     assert bench.paused.keys() == {"s2"}
 
@@ -424,7 +422,7 @@ def test_a_failure_that_passes_on_its_own_sets_nothing_aside():
 
     bench = Bench(once)
     [part] = bench.split(batch_of(s1=[GOOD] * 3))
-    assert (part.failed, bench.paused, part.written.rows) == ({}, {}, 3)
+    assert (part.failed, bench.paused, part.output_rows) == ({}, {}, 3)
 
 
 def test_a_transform_that_fails_on_records_together_alone_pauses_the_shard():
@@ -445,7 +443,7 @@ def test_shards_with_failing_records_that_fail_together_only_are_committed_one_b
         return strict(table)
 
     parts = Bench(one_shard).split(batch_of(s1=[GOOD] * 5 + [BAD], s2=[BAD] + [GOOD] * 4))
-    assert [part.written.rows for part in parts] == [5, 4]
+    assert [part.output_rows for part in parts] == [5, 4]
     assert [numbers(part, key) for part, key in zip(parts, ("s1", "s2"), strict=True)] == [
         ["6"],
         ["1"],
@@ -459,7 +457,7 @@ def test_shards_that_fail_together_only_are_committed_one_by_one():
         return table
 
     parts = Bench(one_shard).split(batch_of(s1=[GOOD] * 5, s2=[GOOD] * 4))
-    assert [part.written.rows for part in parts] == [5, 4]
+    assert [part.output_rows for part in parts] == [5, 4]
 
 
 def test_a_transform_that_returns_no_table_is_tried_on_a_sample_alone():
@@ -474,7 +472,7 @@ def test_a_transform_that_returns_no_table_is_tried_on_a_sample_alone():
 def test_a_batch_without_records_is_not_transformed():
     bench = Bench()
     [part] = bench.split(batch_of(s1=[]))
-    assert part.written == NOTHING_WRITTEN
+    assert (part.files, part.rejected) == ((), None)
     assert part.lease_keys == ("s1",)
     assert bench.calls == []
 
@@ -482,7 +480,7 @@ def test_a_batch_without_records_is_not_transformed():
 def test_when_all_records_fail_the_rest_is_not_transformed():
     bench = Bench(max_dead_letter_share=1)
     [part] = bench.split(batch_of(s1=[BAD] * 9))
-    assert part.written == NOTHING_WRITTEN
+    assert (part.files, part.rejected) == ((), None)
     assert len(numbers(part, "s1")) == 9
 
 
@@ -557,8 +555,8 @@ class TestRejected:
         bench = Bench(marked)
         [part] = bench.split(batch_of(s1=[GOOD, BAD, GOOD], s2=[GOOD, GOOD, GOOD, BAD]))
         assert len(bench.calls) == 1
-        assert part.written.rows == 5
-        assert part.written.schema.names == ["value"]
+        assert part.output_rows == 5
+        assert part.output_schema.names == ["value"]
         assert (numbers(part, "s1"), numbers(part, "s2")) == (["2"], ["4"])
         assert part.failed["s1"]["error"].to_pylist() == ["not good"]
         assert part.failed["s1"]["data"].to_pylist() == [BAD]
@@ -573,7 +571,7 @@ class TestRejected:
         bench = Bench(marked)
         [part] = bench.split(batch_of(s1=[GOOD] * 30, s2=[BAD] * 21 + [GOOD] * 9))
         assert part.lease_keys == ("s1",)
-        assert part.written.rows == 30
+        assert part.output_rows == 30
         assert "21 of 30 records fail" in bench.paused["s2"]
         assert "shard_id=s2, sequence_number=1, sub_sequence_number=0" in bench.paused["s2"]
 
@@ -587,8 +585,8 @@ class TestRejected:
         data = [GOOD] * 20
         passing, part = bench.split(batch_of(s1=[b"worse", *data], s2=[BAD] * 40, s3=data))
         assert bench.paused.keys() == {"s2"}
-        assert (passing.lease_keys, passing.written.rows) == (("s3",), 20)
-        assert (part.lease_keys, part.written.rows) == (("s1",), 20)
+        assert (passing.lease_keys, passing.output_rows) == (("s3",), 20)
+        assert (part.lease_keys, part.output_rows) == (("s1",), 20)
         assert numbers(part, "s1") == ["1"]
 
     def test_failed_and_rejected_records_count_together(self):
@@ -646,7 +644,7 @@ class TestRejected:
         parts = bench.split(batch_of(**data | {"s1": [GOOD] * 29 + [BAD]}))
         assert bench.paused.keys() == {"s1"}
         assert message in bench.paused["s1"]
-        assert sum(part.written.rows for part in parts) == 30 * (shards - 1)
+        assert sum(part.output_rows for part in parts) == 30 * (shards - 1)
 
     def test_equal_positions_of_two_streams_need_the_stream(self):
         orders = records("shard-0", [GOOD], "orders")

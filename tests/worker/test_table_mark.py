@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.batch import NOTHING_WRITTEN
 from kcl_pipeline.errors import LeaseLostError, OtherTableError, UnavailableError
 from kcl_pipeline.events import ShardPaused, ShardResumed
 from kcl_pipeline.leases import row as rows
@@ -189,7 +188,7 @@ def seek_to_the_begin(world: World, expected: Lease) -> Lease:
     operator = InMemorySink(world.rows, clock=world.clock)
     known = operator.positions([shard_key(STREAM, KEY)])
     becomes = {key: stored.moved(None) for key, stored in known.shards.items()}
-    landed = operator.commit(known.table_id, NOTHING_WRITTEN, known.shards, becomes)
+    landed = operator.commit(known.table_id, (), known.shards, becomes)
     assert landed.version is not None
     assert world.table.assign(world.row(), "w") is not None
     row = world.row()

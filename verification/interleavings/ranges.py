@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, DataFile, PartFailure, Written
+from kcl_pipeline.batch import Batch, DataFile, PartFailure
 from kcl_pipeline.position import Position
 
 SCHEMA: Final = pa.schema([("id", pa.int64())])
@@ -20,8 +21,8 @@ class RangeWriter:
     def __init__(self) -> None:
         self._serial = itertools.count()
 
-    def write(self, batch: Batch) -> Written:
-        """Return one file per range."""
+    def write(self, batch: Batch) -> Batch:
+        """Write one file per range."""
         files = tuple(
             DataFile(
                 f"{r.lease_key}/{number_of(r.after)}-{number_of(r.through)}~{next(self._serial)}",
@@ -30,7 +31,7 @@ class RangeWriter:
             )
             for r in batch.ranges
         )
-        return Written(files, SCHEMA, len(files))
+        return replace(batch, files=files, output_schema=SCHEMA)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Return no failures."""

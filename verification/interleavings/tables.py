@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import Batch
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.position import Position
 from kcl_pipeline.sinks.sink import Sink
@@ -53,9 +53,10 @@ class _NotingWriter(RangeWriter):
         self._noted = noted
         self._table_id = table_id
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         written = super().write(batch)
-        self._noted |= {file.path: (self._table_id(), batch.batch_id) for file in written.files}
+        noted = (self._table_id(), batch.batch_id)
+        self._noted |= {file.path: noted for file in written.written_files}
         return written
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import DataFile, Written
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.delta.files import TableLayout
 from kcl_pipeline.delta.log import MAX_NUMBER, entry_facts, read_transactions
 from kcl_pipeline.delta.sink import DeltaSink, is_batch_file, transaction_names
@@ -25,7 +26,7 @@ from kcl_pipeline.sinks.announcements import FOLDER, AnnouncedBatch, Announcemen
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
 from tests.fuzz.boundary import Boundary
-from tests.support.delta_tables import Committer, entry, seq
+from tests.support.delta_tables import NOTHING, Committer, entry, seq
 
 HEX: Final = "0123456789abcdef" * 2
 
@@ -191,7 +192,7 @@ class _Table:
         self.turn += 1
         self.sink._pace.lost(2)
         expected = self.sink.stored("own")
-        written = Written((), pa.schema([("id", pa.int64())]), 0)
+        written = replace(NOTHING, output_schema=pa.schema([("id", pa.int64())]))
         outcome = self.sink.land(written, [entry("own", expected.number + 1, expected)])
         assert outcome.version is not None
 
@@ -327,7 +328,8 @@ def _log_folder() -> Path:
     sink.ensure(schema)
     for turn in (1, 2, 3):
         file = DataFile(f"batches/b-{HEX}/{turn}.parquet", 7, 1)
-        sink.land(Written((file,), schema, 1), [entry("a", turn, seq(turn - 1))])
+        batch = replace(NOTHING, files=(file,), output_schema=schema)
+        sink.land(batch, [entry("a", turn, seq(turn - 1))])
         if turn == 2:
             DeltaTable(str(root)).create_checkpoint()
     return root

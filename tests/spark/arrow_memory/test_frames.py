@@ -103,7 +103,7 @@ def test_a_cached_frame_reads_its_own_rows(spark, tmp_path: Path, events: list[E
     one = writer(spark, tmp_path, keep, events)
     try:
         halves = [GIVEN.slice(0, 400), GIVEN.slice(400)]
-        assert [one.write(Batch("b", (), half)).rows for half in halves] == [400, 600]
+        assert [one.write(Batch("b", (), half)).output_rows for half in halves] == [400, 600]
         assert [frame.count() for frame in kept] == [400, 600]
     finally:
         spark.catalog.clearCache()
@@ -121,7 +121,7 @@ def test_a_transform_that_keeps_a_frame_stops_the_batch_and_loses_nothing(
         return kept[0].union(frame)
 
     one = writer(spark, tmp_path, union_of_all, events)
-    assert one.write(Batch("b", (), GIVEN)).rows == 2000
+    assert one.write(Batch("b", (), GIVEN)).output_rows == 2000
     with pytest.raises(SinkError, match="Use a DataFrame only while its batch is processed"):
         one.write(Batch("b", (), GIVEN))
 

@@ -104,7 +104,7 @@ def test_what_tasks_hold_is_in_files_that_end_with_their_processes(spark, tmp_pa
     thread.join()
     assert held[0] > 10**7, "the batch"
     assert named == []
-    assert written.rows == 100
+    assert written.output_rows == 100
 
 
 @pytest.mark.long  # each starts a session

@@ -53,7 +53,7 @@ def falls_back(arrow: SparkBatchWriter, events: list[Event]) -> str:
     for _ in range(2):
         written = arrow.write(BATCH)
         rows = schema_and_rows(arrow, written)[1]
-        assert (written.rows, len(set(map(str, rows)))) == (1000, 1000)
+        assert (written.output_rows, len(set(map(str, rows)))) == (1000, 1000)
         folders = {Path(file.path).parent for file in written.files}
         assert len(folders) == 1
     assert len(list(Path(arrow._root, "batches").iterdir())) == 2, "no folder of an attempt"

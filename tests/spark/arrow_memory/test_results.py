@@ -52,7 +52,7 @@ def test_one_job_runs_and_observations_are_complete(
     tracker = spark.sparkContext._jsc.sc().statusTracker()
     spark.sparkContext.setJobGroup("one-job", "")
     try:
-        assert writer.write(BATCH).rows == 1000
+        assert writer.write(BATCH).output_rows == 1000
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     assert len(list(tracker.getJobIdsForGroup("one-job"))) == 1
@@ -158,9 +158,9 @@ def test_rejected_rows_are_dead_letters_and_the_others_are_written(ways) -> None
     for writer in ways(marked):
         written = writer.write(BATCH)
         assert written.rejected is not None
-        assert (written.rows, written.rejected.num_rows) == (857, 143)
+        assert (written.output_rows, written.rejected.num_rows) == (857, 143)
         assert set(written.rejected.column("error").to_pylist()) == {"two"}
-        assert written.schema.names == ["data"]
+        assert written.output_schema.names == ["data"]
         assert {str(schema) for schema in schema_and_rows(writer, written)[0]} == {"data: binary"}
 
 

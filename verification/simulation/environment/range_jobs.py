@@ -34,9 +34,10 @@ class InlineRangeJobs:
         shards = tuple(shard for shard, _ in read)
         rows = pa.concat_tables([table for _, table in read])
         try:
-            return RangesWritten(shards, self._writer.write(Batch(batch_id, (), rows)))
+            written = self._writer.write(Batch(batch_id, (), rows))
         except TransformFailedError as error:
-            return RangesWritten(shards, None, str(error))
+            return RangesWritten(shards, failure=str(error))
+        return RangesWritten(shards, written.files, written.output_schema, written.rejected)
 
     def close(self) -> None:
         """Set `closed`."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, DataFile, PartFailure, Written
+from kcl_pipeline.batch import Batch, BatchWriter, DataFile, PartFailure
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.foreach import BatchIdentity, ForeachArrowSink, FunctionCalls
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
@@ -151,12 +151,12 @@ class StoreFunction(FunctionCalls[tuple[DataFile, ...]]):
         self._latency = latency_seconds
         self._becomes: Mapping[str, StoredPosition] = {}
 
-    def write(self, batch: Batch) -> Written:
+    def write(self, batch: Batch) -> Batch:
         """See `BatchWriter.write`."""
         written = self._writer.write(batch)
         if not written.files:
             return written
-        kept = self.keep(batch, written.files, written.rows, ExitStack())
+        kept = self.keep(batch, written.files, written.output_rows, ExitStack())
         return replace(written, files=(kept,))
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
@@ -166,15 +166,16 @@ class StoreFunction(FunctionCalls[tuple[DataFile, ...]]):
     def commit(
         self,
         table_id: str | None,
-        written: Written,
+        files: Sequence[DataFile],
         expected: Mapping[str, StoredPosition],
         becomes: Mapping[str, StoredPosition],
+        schema: pa.Schema | None = None,
     ) -> CommitOutcome:
         """See `FunctionCalls.commit`. The checks follow batches without rows, too."""
         self._becomes = becomes
-        if not written.files:
+        if not files:
             self._table.append(LogEntry(self._table.version + 1, (), self._positions()))
-        return super().commit(table_id, written, expected, becomes)
+        return super().commit(table_id, files, expected, becomes, schema)
 
     def _positions(self) -> dict[str, StoredPosition]:
         return {f"app/{key}": stored for key, stored in self._becomes.items()}
