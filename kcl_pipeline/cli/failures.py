@@ -110,8 +110,8 @@ def _advice(error: KclError) -> str:
     # Without a code of AWS, a worker or a lease of an existing application was not found.
     if isinstance(error, NotFoundError) and error.code:
         return (
-            "; check the names, AWS_REGION and AWS_ENDPOINT_URL: the first worker creates the "
-            "tables, but not the streams"
+            "; if no worker has run yet, start one: it creates the tables, but not the streams. "
+            "Otherwise check the names, AWS_REGION and AWS_ENDPOINT_URL"
         )
     if isinstance(error, UnavailableError) and isinstance(error, AwsError):
         return "; check AWS_ENDPOINT_URL, AWS_REGION and the network"

@@ -170,7 +170,8 @@ def page_of(
         body.append(show.table(f"Leases by {by.value}", columns, loads, numbers=LOAD_COLUMNS))
     if moves:
         body.append(show.table("Moves", MOVE_COLUMNS, map(_move_cells, moves)))
-    return [_head(snapshot), *map(finding_text, shown(findings))], Group(*body)
+    lines = shown(findings)
+    return [_head(snapshot), *map(finding_text, lines, [None, *lines])], Group(*body)
 
 
 def shown(findings: Iterable[Finding]) -> list[Finding]:
@@ -179,9 +180,10 @@ def shown(findings: Iterable[Finding]) -> list[Finding]:
     return [one for one in every if one.is_fault] or every
 
 
-def finding_text(finding: Finding) -> Text:
-    """A finding with its advice on a second line."""
-    return level_text(finding.level.value, f"{finding.name}: {finding.sentence}", finding.advice)
+def finding_text(finding: Finding, before: Finding | None) -> Text:
+    """A finding, with its advice on a second line if the finding before has another one."""
+    advice = "" if before is not None and before.advice == finding.advice else finding.advice
+    return level_text(finding.level.value, f"{finding.name}: {finding.sentence}", advice)
 
 
 def level_text(level: str, text: str, advice: str) -> Text:

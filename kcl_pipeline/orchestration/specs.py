@@ -269,7 +269,7 @@ def output_spec(
     if uri:
         metadata |= {"dagster/uri": uri, NAME: table_name(uri)}
     if letters is not None:
-        metadata["dead_letters"] = dg.MetadataValue.path(letters)
+        metadata["dead_letter_table"] = dg.MetadataValue.path(letters)
     with warnings.catch_warnings():
         # Dagster calls its classes for code references beta
         warnings.simplefilter("ignore", dg.BetaWarning)

@@ -166,7 +166,8 @@ def _not_read(check: CheckName, failures: Sequence[Failure]) -> list[Finding]:
     found = []
     for name, group in kinds.items():
         parts, error = " and ".join(one.part for one in group), group[0].error
-        text = f"{parts} cannot be read: {error}".rstrip(".")
+        why = "there is no table yet" if name == "table_missing" else error
+        text = f"{parts} cannot be read: {why}".rstrip(".")
         level = FindingLevel.WARNING if name == "table_missing" else FindingLevel.PROBLEM
         advice = _NOT_READ[name].format(action=error.operation or "the action")
         found.append(Finding(check, name, level, text, advice))
@@ -174,8 +175,8 @@ def _not_read(check: CheckName, failures: Sequence[Failure]) -> list[Finding]:
 
 
 _NOT_READ: Final[Mapping[str, str]] = {
-    "table_missing": "if no worker has run yet, do nothing: the first worker creates the tables. "
-    "Otherwise check the name of the application and AWS_REGION",
+    "table_missing": "start the leader sensor, or a worker: the first worker creates the tables. "
+    "If one has run, check the name of the application and AWS_REGION",
     "no_permission": "allow {action} in the IAM policy; `kcl-pipeline doctor` tries every action",
     "throttled": "raise the capacity of the table, or use on-demand mode",
     "record_unreadable": "find out what wrote it, and correct or remove it",
@@ -519,6 +520,7 @@ def _dead_letters(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
     if count is None:
         failed = sum(w.status.totals.dead_letters for w in snapshot.live if w.status is not None)
         text = f"{counted(failed, 'record')} failed since the workers started"
+        text = text if snapshot.live else "no worker reports how many records failed"
         if failed:
             text += ": they are dead letters, or skipped with failed_records='skip'"
             yield Finding(check, "dead_letters", FindingLevel.WARNING, text, advice)

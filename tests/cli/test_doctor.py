@@ -256,6 +256,9 @@ def test_doctor_before_the_first_worker(server):
     (missing,) = {f["name"] for f in found if f["level"] == "warning"}
     assert missing == "table_missing"
     assert texts(found, "problem") == []
+    shown = run("doctor", "-a", "fresh-app", "-s", "fresh-app").stdout
+    assert shown.count("there is no table yet") == 4
+    assert shown.count("the first worker creates the tables") == 1, "the same advice is said once"
 
 
 def test_doctor_on_a_stream_that_is_not_there(shared):

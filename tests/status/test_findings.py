@@ -343,7 +343,7 @@ FAULTS = [
         "table_missing",
         CheckName.LEADER,
         FindingLevel.WARNING,
-        "the leader lock cannot be read: no such table",
+        "the leader lock cannot be read: there is no table yet",
         failed("the leader lock", NotFoundError("no such table")),
     ),
     Fault(
@@ -448,6 +448,30 @@ def test_what_a_dead_worker_left_in_its_row_is_not_believed():
 def test_an_ended_shard_needs_nobody():
     ended = lease(2, None, checkpoint=SHARD_END)
     assert faults_of(replace(HEALTHY, leases=(*HEALTHY.leases, ended))) == []
+
+
+def test_an_application_that_has_not_begun_says_what_is_true():
+    empty = Snapshot(application="orders", at=NOON, streams=("orders",), observed=OBSERVED)
+    found = {one.check: one.sentence for one in findings_of(empty, CheckLimits())}
+    assert found == {
+        CheckName.LAG: "no running worker has reported its lag",
+        CheckName.MOVING: "no shard yet",
+        CheckName.RETENTION: "the age of unread records is not known",
+        CheckName.LOSSES: "no loss of records is recorded",
+        CheckName.DEAD_LETTERS: "no worker reports how many records failed",
+        CheckName.COVERED: "there are no leases yet",
+        CheckName.WORKERS: "no worker reports",
+        CheckName.LEADER: "there is no leader",
+    }
+    # A worker has created the leases, and its Spark session starts. Dagster knows its run.
+    waits = LifeObservation(1.0, 10.0, waits={"shardId-0": 1.0}, goes_on=True)
+    leases = (lease(0, None, hash_key_range=HashKeyRange(0, MAX_HASH_KEY)),)
+    starting = replace(empty, leases=leases, observed=waits, starting=1, lock=HEALTHY.lock)
+    assert faults_of(starting) == []
+    found = {one.check: one.sentence for one in findings_of(starting, CheckLimits())}
+    assert found[CheckName.WORKERS] == "no worker reports yet, 1 is starting"
+    assert found[CheckName.MOVING] == "1 of 1 shard waits for a worker"
+    assert found[CheckName.COVERED] == "1 lease covers all hash keys of 1 stream"
 
 
 def test_an_application_without_anything_waits_for_its_first_worker():

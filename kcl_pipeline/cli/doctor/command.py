@@ -50,9 +50,10 @@ def doctor(
 
     found: list[Finding] = []
     for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch):
-        found.append(finding)
         if not as_json:
-            show.console().print(finding_text(finding), soft_wrap=True)
+            text = finding_text(finding, found[-1] if found else None)
+            show.console().print(text, soft_wrap=True)
+        found.append(finding)
     problems = sum(f.level is FindingLevel.PROBLEM for f in found)
     if as_json:
         show.print_json([asdict(f) for f in found])

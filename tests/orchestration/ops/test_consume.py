@@ -97,7 +97,7 @@ def test_dead_letters_are_linked_from_the_materialization(instance):
     assert event.metadata["dead_letter_table"].value == sink.dead_letters
     output = Names.of(pipeline).output
     defined = build_definitions(pipeline).resolve_asset_graph().get(output).metadata
-    assert defined["dead_letters"].value == sink.dead_letters
+    assert defined["dead_letter_table"].value == sink.dead_letters
 
 
 def test_materialize_drains_and_reports_once_with_the_totals(instance):
