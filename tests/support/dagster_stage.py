@@ -22,6 +22,10 @@ SHARDS = 3
 REPORTED = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
   assetMaterializations(limit: 10) { metadataEntries { label } } } } }"""
 
+EVALUATED = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  assetChecksOrError { ... on AssetChecks { checks {
+    name executionForLatestMaterialization { status } } } } } } }"""
+
 
 class Stage:
     """What the tests see: the page, the stream, the tables, and the ledger of published ids."""
@@ -79,6 +83,14 @@ class Stage:
             {entry["label"] for entry in report["metadataEntries"]}
             for report in found.get("assetMaterializations", ())
         ]
+
+    def evaluated(self) -> dict[str, bool]:
+        """By name, whether the page shows a result of a check of the output."""
+        node = self.page._ask(EVALUATED, key={"path": ["orders", "events"]})["assetNodeOrError"]
+        return {
+            check["name"]: check["executionForLatestMaterialization"] is not None
+            for check in node["assetChecksOrError"]["checks"]
+        }
 
     def reported(self, times: int = 1, label: str | None = None) -> bool:
         """Whether so many materializations of the output were reported, with metadata so named."""

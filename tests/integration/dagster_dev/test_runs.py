@@ -47,6 +47,10 @@ def test_materialize_drains_terminate_releases_and_everything_is_there_once(stag
     stage.wait(
         "the run to be canceled", lambda: stage.page.status(continuous.run_id) == "CANCELED", 30
     )
+    assert stage.reports()[0] >= {"whole_run", "lag_seconds_max"}, "of the worker's end"
+    assert stage.evaluated() == dict.fromkeys(
+        ("data_within_retention", "lag_below_threshold", "no_new_dead_letters"), True
+    )
     rows = stage.leases()
     assert len(rows) == 3
     assert not [row for row in rows if "leaseOwner" in row or "checkpointOwner" in row]
