@@ -80,7 +80,7 @@ COMMIT: Final = RetryPolicy(
 )
 Answer = TypeVar("Answer")
 
-_EXPIRED: Final = "the lease expired before the commit"
+_LOST: Final = "the lease was lost before the commit"
 _OVERTAKEN: Final = "the table has another commit; row and table are read again"
 _CURE: Final = (
     "put the table back, or choose where the shard continues with `kcl-pipeline do seek`, or "
@@ -358,9 +358,9 @@ class ProgressStore:
             return AdvanceResult(landed=False, refused=refused)
 
         def attempt() -> AdvanceResult:
-            expired = {c.lease_key: _EXPIRED for c, _ in batched if not self._holds(c)}
-            if expired:
-                return AdvanceResult(landed=False, refused=expired)
+            lost = {c.lease_key: _LOST for c, _ in batched if not self._holds(c)}
+            if lost:
+                return AdvanceResult(landed=False, refused=lost)
             if table_id is None:  # No batch has had a row yet: there is nothing to store.
                 return AdvanceResult(landed=True)
             outcome = self._sink.commit(

@@ -400,6 +400,8 @@ def test_a_batch_whose_lease_is_lost_is_not_committed_again_after_a_failure() ->
     assert attempts == [KEYS, KEYS[1:]]
     assert done is not None
     assert done.lease_keys == KEYS[1:]
+    (refused,) = [event for event in world.events if isinstance(event, BatchRefused)]
+    assert (refused.lease_keys, refused.reason) == ((KEY,), "the lease was lost before the commit")
 
 
 # -- the ancestors of a child
