@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kcl_pipeline.errors import BrokenTransformError, KclError, TransformFailedError
+from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
 from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard
@@ -406,12 +406,20 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception | SystemExit) or type(error).__name__ in _FAILURES
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error; empty if the error cannot make it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 (the class may be the user's)
+        return ""
+
+
 def error_line(error: BaseException) -> str:
     """The error's type, the first line of its message, and its frame in the user's code.
 
     At most `MAX_ERROR_CHARACTERS` printable characters.
     """
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in message_of(error).strip().splitlines() if line.strip()]
     text = type(error).__name__ + (f": {lines[0].strip()}" if lines else "")
     return with_frame(text, frame_of(error.__traceback__))
 
@@ -617,7 +625,7 @@ def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -
         return records
     try:
         result = transform(records)
-    except KclError:
+    except TransformFailedError:
         raise
     except BaseException as error:
         if not is_failure(error):

@@ -31,7 +31,13 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import TableColumns, batch_folder, untyped, write_table
 from kcl_pipeline.delta.object_store import open_storage
 from kcl_pipeline.delta.storage import delta_options, is_local, table_root
-from kcl_pipeline.errors import BrokenTransformError, KclError, ResultMismatchError, SinkError
+from kcl_pipeline.errors import (
+    BrokenTransformError,
+    KclError,
+    ResultMismatchError,
+    SinkError,
+    TransformFailedError,
+)
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.classes import can_share_memory
@@ -297,7 +303,7 @@ def transformed(
         return frame
     try:
         result: Any = transform(frame)
-    except KclError:
+    except TransformFailedError:
         raise
     except BaseException as error:
         if not is_failure(error):

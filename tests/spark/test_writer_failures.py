@@ -36,6 +36,17 @@ def _arrow_error(frame):
     return frame.mapInArrow(refuse, frame.schema)
 
 
+class SilentError(Exception):
+    """Its message cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def _silent(frame):
+    raise SilentError
+
+
 def _crash(frame):
     return frame.select(udf(lambda _: os._exit(3), "int")("data").alias("x"))
 
@@ -54,6 +65,7 @@ def _crash(frame):
         (lambda frame: frame.select("nope"), "nope"),
         (lambda frame: {}["k"], "KeyError: 'k'"),
         (lambda frame: sys.exit(2), "SystemExit: 2"),
+        (_silent, "SilentError"),
         (lambda frame: None, "returned NoneType"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from kcl_pipeline.errors import SinkError
+from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.events import (
     BatchCommitted,
     RecordsDeadLettered,
@@ -92,10 +92,25 @@ class PanicException(BaseException):
     """As a library in Rust raises it."""
 
 
+class SilentError(Exception):
+    """Its message cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
 @pytest.mark.parametrize(
-    "error", [SystemExit(0), asyncio.CancelledError(), PanicException("index out of bounds")]
+    "error",
+    [
+        SystemExit(0),
+        asyncio.CancelledError(),
+        PanicException("index out of bounds"),
+        SilentError(),
+        SinkError("raised by the transform"),
+        SettingsError("raised by the transform"),
+    ],
 )
-def test_an_error_that_is_no_exception_is_a_failure_of_its_record(world: World, error):
+def test_an_error_of_any_kind_is_a_failure_of_its_record(world: World, error):
     def fails(table: pa.Table) -> pa.Table:
         if BAD in table["data"].to_pylist():
             raise error

@@ -8,7 +8,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
-from kcl_pipeline.batch import frame_in, frame_of, with_frame
+from kcl_pipeline.batch import frame_in, frame_of, message_of, with_frame
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError, TransformFailedError
 from kcl_pipeline.spark.failures.outcomes import MAX_CAUSES, TaskError
 
@@ -46,7 +46,7 @@ def classified(error: BaseException, records: int | None) -> KclError:
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
     causes = error.causes if isinstance(error, TaskError) else [] if gone else _java_causes(java)
-    messages = "\n".join(text for _, text in causes) or str(error)
+    messages = "\n".join(text for _, text in causes) or message_of(error)
     from_java = isinstance(error, Py4JJavaError | TaskError)
     line = _java_line(causes) if from_java else _line(error, messages)
     if _SINK_ERROR_IN_TASK in messages:
@@ -95,7 +95,7 @@ def spark_line(error: BaseException) -> str:
     It is the innermost Python error, Spark's first line, or the last Java cause.
     """
     java = getattr(error, "java_exception", None)
-    return _line(error, str(error)) if java is None else _java_line(_java_causes(java))
+    return _line(error, message_of(error)) if java is None else _java_line(_java_causes(java))
 
 
 def _java_line(causes: list[tuple[str, str]]) -> str:
