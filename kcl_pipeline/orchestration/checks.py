@@ -6,7 +6,7 @@ has observed. Both use the same findings.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import dagster as dg
 
@@ -128,7 +128,9 @@ def last_checks(
         record = instance.get_latest_asset_check_evaluation_record(key)
         if record is None or record.event is None or record.event.dagster_event is None:
             continue
-        judged = cast("dg.AssetCheckEvaluation", record.event.dagster_event.event_specific_data)
+        judged = record.event.dagster_event.event_specific_data
+        if not isinstance(judged, dg.AssetCheckEvaluation):  # A run has planned it.
+            continue
         yield dg.AssetCheckEvaluation(
             asset_key=output,
             check_name=check.value,
