@@ -1064,6 +1064,27 @@ class ShardsLeftToOthers(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DrainWaits(Event):
+    """Nothing that a drain waits for has moved for half a minute. It is repeated.
+
+    Attributes:
+        worker_id: The worker that drains.
+        seconds: Since when nothing has moved.
+        reasons: What it waits for, and why; the first five reasons.
+
+    Example:
+        >>> from kcl_pipeline import DrainWaits
+        >>> event = DrainWaits(worker_id="w-1", seconds=30.0, reasons="text")
+        >>> event.seconds
+        30.0
+    """
+
+    worker_id: str
+    seconds: float
+    reasons: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement(Event):
     """Base of the events that only carry measured values.
 

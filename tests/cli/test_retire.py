@@ -42,7 +42,7 @@ class Quiet:
         for name in (self.name, "another-consumer"):
             self.kinesis.register_stream_consumer(StreamARN=self.arn, ConsumerName=name)
         sink = committer(self.uri)
-        sink.ensure(written(self.uri, 1).schema)
+        sink.ensure(written(self.uri, 1).output_schema)
         self.announced = [
             announce(sink, written(self.uri, number).files, entry("y", 1), application=name).name
             for number, name in enumerate((self.name, f"{self.name}-2", "other"))

@@ -18,6 +18,7 @@ HEALTHY = {
     ev.ReadFinished,
     ev.CycleFinished,
     ev.ArrowMemorySkipped,
+    ev.DrainWaits,
     ev.ShardsLeftToOthers,
     ev.MetricsEndpointOpened,
     ev.WorkerResumed,

@@ -32,6 +32,7 @@ SAMPLES = [
     ev.LeaseGained("w1", "shardId-1", 4),
     ev.LeaseLost("w1", "shardId-1", "renewal refused"),
     ev.LeaseReleased("w1", "shardId-1"),
+    ev.DrainWaits("w1", 30.0, "shardId-1: it has no owner"),
     ev.ShardsLeftToOthers("w1", 6, 4, "w2 (3), w3 (1)"),
     ev.HandoffStarted("shardId-1", "w1", "w2"),
     ev.HandoffCompleted("shardId-1", "w1", "w2", 1.5),

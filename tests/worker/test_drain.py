@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError
-from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
+from kcl_pipeline.events import AwsTrouble, DrainWaits, ShardsLeftToOthers
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.leases.store import Changes
 from kcl_pipeline.position import TRIM_HORIZON
@@ -71,6 +71,18 @@ def test_a_table_that_stays_unreadable_fails_the_drain_with_its_error():
     assert "dynamodb:Scan" in world.of(AwsTrouble)[0].error
 
 
+def test_a_drain_says_every_half_minute_what_it_waits_for():
+    world = drained_world()
+    refuse_scans(world, until=float("inf"))
+    assert looks_until_done(world, world.worker.drain_watch(), 2 * STANDSTILL_SECONDS)
+    seconds = [event.seconds for event in world.of(DrainWaits)]
+    assert len(seconds) == STANDSTILL_SECONDS // 30
+    assert all(0 <= at - 30 * (n + 1) < 10 for n, at in enumerate(seconds)), seconds
+    assert {event.reasons for event in world.of(DrainWaits)} == {
+        "the lease table: AccessDeniedError: not allowed: dynamodb:Scan"
+    }
+
+
 def test_a_refusal_that_passes_is_an_event_and_the_drain_completes():
     world = drained_world()
     refuse_scans(world, until=world.clock.monotonic() + 0.9 * STANDSTILL_SECONDS)
@@ -126,7 +138,7 @@ def test_the_shards_beside_an_unreadable_row_are_drained_and_the_drain_fails():
     world.make_leader("other").run_once()
     world.leases.store.put({"leaseKey": {"S": key}, "checkpoint": {"N": "1"}}, [])
     assert looks_until_done_with_leader(world, world.worker.drain_watch(), 2 * STANDSTILL_SECONDS)
-    assert f"{key}: its row cannot be read" in error_of(world)
+    assert f"{key}: the row {key} is not a lease that can be read" in error_of(world)
     assert 0 < len(world.data()) < 30
 
 
@@ -155,7 +167,10 @@ def test_shards_that_wait_for_the_children_of_an_unreadable_row_do_not_hold_the_
     world.run_until(world.drains["w"].done, 400)
     reason = world.workers["w"].reason_of_drain()
     assert reason is StopReason.FAILED
-    assert f"{key}: its row cannot be read" in world.workers["w"].summary(reason).error
+    assert (
+        f"{key}: the row {key} is not a lease that can be read"
+        in world.workers["w"].summary(reason).error
+    )
 
 
 def test_a_row_that_can_be_read_again_is_drained():

@@ -84,7 +84,7 @@ def test_a_deleted_stream_is_left_out_and_reported(streams):
         ("w", LossReason.STREAM_DELETED, "b", None)
     }
     assert summary(world).reason is StopReason.FAILED
-    assert "the stream b was deleted during the drain" in summary(world).error
+    assert "the stream b was deleted before the drain had read all of it" in summary(world).error
     assert world.data() == sorted(one for one in world.sent if one.startswith(b"a-"))
 
 
@@ -118,7 +118,7 @@ def test_a_deleted_stream_that_a_worker_that_is_gone_had_not_read_fails_the_drai
         world.leases.store.delete(key, [])
     world.run_until(world.drains["w"].done, LIMIT)
     assert summary(world).reason is StopReason.FAILED
-    assert "the stream b was deleted during the drain" in summary(world).error
+    assert "the stream b was deleted before the drain had read all of it" in summary(world).error
 
 
 def test_the_loss_begins_after_the_last_committed_position():
@@ -206,7 +206,7 @@ def test_an_unreadable_row_of_a_deleted_stream_is_not_waited_for():
     world.run_until(world.drains["w"].done, LIMIT)
     assert world.has_all()
     assert summary(world).reason is StopReason.FAILED
-    assert "the stream b was deleted during the drain" in summary(world).error
+    assert "the stream b was deleted before the drain had read all of it" in summary(world).error
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_stream_that_is_deleted_before_it_has_leases_is_reported():
     world.delete("b")
     world.run_until(world.drains["w"].done, LIMIT)
     assert summary(world).reason is StopReason.FAILED
-    assert "the stream b was deleted during the drain" in summary(world).error
+    assert "the stream b was deleted before the drain had read all of it" in summary(world).error
 
 
 def test_the_leases_of_another_worker_are_not_reported():

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from kcl_pipeline.clock import LastChanges, Lasting
 from kcl_pipeline.errors import AwsError
-from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
+from kcl_pipeline.events import AwsTrouble, DrainWaits, ShardsLeftToOthers
 from kcl_pipeline.leases.coordinator import LeaderLock
 from kcl_pipeline.leases.row import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
@@ -49,6 +49,8 @@ LOOK_SECONDS: Final = 1.0
 DESCRIBE_SECONDS: Final = 5.0
 """Time between two descriptions of a stream that cannot be listed, or has hash keys without a
 lease."""
+TELL_SECONDS: Final = 30.0
+"""Time without a movement after which a drain says what it waits for, and says it again."""
 ATTEMPTS: Final = 3
 """A drain does not wait for a paused shard after this number of attempts."""
 FAILOVERS: Final = 3
@@ -78,7 +80,8 @@ class DrainWatch:
 
     Args:
         dependencies: The dependencies of the worker that drains. The sink of events receives
-            `AwsTrouble` for each failed read of the lease table, and `ShardsLeftToOthers`.
+            `AwsTrouble` for each failed read of the lease table, `DrainWaits`, and
+            `ShardsLeftToOthers`.
         streams: The streams of the settings that exist. A later one of the same name is another
             one.
         lifecycle: The consumers of the worker, and the streams that are deleted.
@@ -119,6 +122,7 @@ class DrainWatch:
         self._progress: dict[str, object] = {}
         self._standstill = Lasting(settings.worker.shard_stalled_after_millis / 1000)
         self._standstill.begin(self._began)
+        self._told_seconds = 0.0
         sync = settings.shard_sync
         audits = sync.leases_recovery_auditor_inconsistency_confidence_threshold + 1
         audit_millis = sync.leases_recovery_auditor_execution_frequency_millis
@@ -191,11 +195,11 @@ class DrainWatch:
                 self._list_shards(stream)
             waits = self._look_at(stream, leases, pauses)
             for row in bad_rows:
-                waits[row.key] = _Wait(f"its row cannot be read: {row.reason}")
+                waits[row.key] = _Wait(row.reason)
             if stream in self._lifecycle.deleted:
                 # Nobody can read the rest. What was held of it is reported by `DeletedStreams`.
                 is_unread = bool(waits) or not leases
-                text = f"the stream {stream.name} was deleted during the drain, and was not read"
+                text = f"the stream {stream.name} was deleted before the drain had read all of it"
                 self._failures.setdefault(stream, text if is_unread else "")
                 continue
             # The hash keys of a row that cannot be read are not known.
@@ -293,7 +297,11 @@ class DrainWatch:
         self._progress = before | progress
         if not progress.items() <= before.items():
             self._standstill.begin(now)
+            self._told_seconds = 0.0
         seconds = self._standstill.count(now)
+        if seconds - self._told_seconds >= TELL_SECONDS:
+            self._told_seconds, me = seconds, self._dependencies.worker_id
+            self._dependencies.events(DrainWaits(me, seconds, _reasons_text(self._waits)))
         counted = seconds - max(wait.more_seconds for wait in self._waits.values())
         if counted < self._limit_seconds(None):
             return False
