@@ -121,6 +121,26 @@ def test_a_leader_that_lost_the_lock_while_it_planned_writes_nothing_more():
     assert not world.happened(CycleFailed), "that is no failure"
 
 
+def test_a_leader_that_slept_in_its_scan_assigns_no_lease():
+    """The leases have no owner meanwhile, so no condition of a row refuses its moves."""
+    world = settled(World(shards=4), "a", "b")
+    old = world.leaders.pop("leader")
+    world.workers["b"].stop()
+    free = [key for key, owner in world.owners().items() if owner is None]
+    assert len(free) == 2
+
+    def sleep(operation, key):
+        if operation == "Scan":
+            world.leases.store.before_call = lambda *_: None
+            lock = world.coordinator.read_lock()
+            assert world.coordinator.put_lock(LeaderLock("new", 30_000, "v-new"), replacing=lock)
+
+    world.leases.store.before_call = sleep
+    assert not old.run_once().led
+    assert [key for key, owner in world.owners().items() if owner is None] == free
+    assert LeadershipLost("leader", "another process has acquired the lock") in world.events
+
+
 def test_moves_planned_on_rows_that_changed_meanwhile_are_refused():
     world = settled(World(shards=2), "a", "b")
     (key,) = world.held()["b"]
