@@ -100,7 +100,6 @@ def make(
                 f"shardId-{i:012}",
                 None,
                 loads[i],
-                last_owner=worker_id(w or 0),
                 waited_seconds=10.0,
             )
             for i, w in enumerate(owner)
@@ -156,7 +155,6 @@ def from_trace(path: Path) -> PlanInput:
                 key,
                 owner if owner in living else None,
                 load * unit,
-                last_owner=None if owner is None or owner in living else str(owner),
             )
             for key, load, owner in rows
         ),

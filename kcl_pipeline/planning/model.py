@@ -15,7 +15,7 @@ class LeaseState:
         lease_key: The lease.
         owner: The worker that processes it. None: it has no owner, or has expired.
         throughput_kbps: Throughput in KiB/s. None: no sample.
-        last_owner: Former owner of a lease without an owner.
+        unowned_because: Why a lease without an owner has none, as the reason of its move says it.
         waited_seconds: Time without a living owner.
         movable: False: it cannot move now, because of a handoff.
         ended: Whether it is at SHARD_END. Then it has no load and is not balanced. It counts only
@@ -32,7 +32,7 @@ class LeaseState:
     lease_key: str
     owner: str | None
     throughput_kbps: float | None = None
-    last_owner: str | None = None
+    unowned_because: str = "no owner"
     waited_seconds: float = 0.0
     movable: bool = True
     ended: bool = False

@@ -269,13 +269,15 @@ def _lease_state(
     is_forced: bool,
 ) -> LeaseState:
     key = lease.lease_key
-    owner, last_owner, movable = lease.owner, observation.last_owners.get(key), True
+    owner, because, movable = lease.owner, "no owner", True
     if is_forced:
         movable = False
     elif lease.actual_owner is None:
         owner = None
+        if (before := observation.last_owners.get(key)) is not None:
+            because = f"{before} does not hold it any more"
     elif key in observation.expired:
-        owner, last_owner = None, lease.actual_owner
+        owner, because = None, f"its owner {lease.actual_owner} expired"
     elif (
         lease.in_handoff
         and lease.owner in living
@@ -283,13 +285,15 @@ def _lease_state(
         and key not in observation.overdue_handoffs
     ):
         movable = False
-    elif lease.in_handoff or lease.owner in draining:
-        owner, last_owner = None, lease.owner
+    elif lease.in_handoff:
+        owner, because = None, f"{lease.owner} does not take it over"
+    elif lease.owner in draining:
+        owner, because = None, f"its owner {lease.owner} drains"
     return LeaseState(
         lease_key=key,
         owner=owner,
         throughput_kbps=None if key in observation.unsettled else lease.throughput_kbps,
-        last_owner=last_owner if owner is None else None,
+        unowned_because=because,
         waited_seconds=observation.waited_seconds.get(key, 0.0),
         movable=movable,
         ended=lease.ended,

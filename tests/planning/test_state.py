@@ -121,9 +121,9 @@ def test_plain_leases():
         found["held"].throughput_kbps,
         found["held"].seconds_since_move,
     ) == ("a", 3.0, 9.0)
-    assert (found["free"].owner, found["free"].last_owner, found["free"].waited_seconds) == (
+    assert (found["free"].owner, found["free"].unowned_because, found["free"].waited_seconds) == (
         None,
-        "b",
+        "b does not hold it any more",
         4.0,
     )
     assert (found["done"].owner, found["done"].ended) == ("b", True)
@@ -140,10 +140,10 @@ def test_expired_leases_have_no_owner():
     )
     assert (
         found["s"].owner,
-        found["s"].last_owner,
+        found["s"].unowned_because,
         found["s"].waited_seconds,
         found["s"].movable,
-    ) == (None, "a", 12.0, True)
+    ) == (None, "its owner a expired", 12.0, True)
     assert prepared.forced == ()
 
 
@@ -174,7 +174,8 @@ def test_a_stuck_handoff_is_finished_by_force(seen, from_worker, words):
 )
 def test_a_handoff_to_a_worker_that_is_gone_or_leaving_is_placed_anew(workers):
     found, prepared = states([Lease("s", LATEST, owner="b", checkpoint_owner="a")], workers)
-    assert (found["s"].owner, found["s"].last_owner, found["s"].movable) == (None, "b", True)
+    assert (found["s"].owner, found["s"].movable) == (None, True)
+    assert found["s"].unowned_because == "b does not take it over"
     assert prepared.forced == ()
 
 
@@ -194,7 +195,8 @@ def test_leases_of_a_draining_worker_are_placed_elsewhere():
         [Lease("s", LATEST, owner="a")],
         [WorkerMetrics("a", 1, drain_requested=True), WorkerMetrics("b", 1)],
     )
-    assert (found["s"].owner, found["s"].last_owner, found["s"].movable) == (None, "a", True)
+    assert (found["s"].owner, found["s"].movable) == (None, True)
+    assert found["s"].unowned_because == "its owner a drains"
 
 
 def replaced_by(successor="b", **attributes):

@@ -213,9 +213,7 @@ def test_a_fleet_without_traffic_is_balanced(name):
 def test_workers_that_do_not_accept_are_no_targets_even_when_they_look_best(name):
     dead = WorkerState("dead", metrics={"C": 0.0}, accepts_leases=False)
     busy = WorkerState("busy", metrics={"C": 90.0})
-    made = plan(
-        name, [LeaseState("s1", None, last_owner="dead"), LeaseState("s2", None)], [dead, busy]
-    )
+    made = plan(name, [LeaseState("s1", None), LeaseState("s2", None)], [dead, busy])
     assert {m.to_worker for m in made.moves} == {"busy"}
     alone = plan(name, [LeaseState("s1", None)], [dead])
     assert alone.moves == ()

@@ -18,10 +18,7 @@ def plan(name, leases, workers, **limits) -> Plan:
 def after(leases, moves):
     """The leases as they are when all moves are done."""
     to = {move.lease_key: move.to_worker for move in moves}
-    return tuple(
-        replace(lease, owner=to.get(lease.lease_key, lease.owner), last_owner=None)
-        for lease in leases
-    )
+    return tuple(replace(lease, owner=to.get(lease.lease_key, lease.owner)) for lease in leases)
 
 
 def counts(leases, workers):

@@ -151,7 +151,7 @@ def fleet_case(
         loads = [load * rng.lognormvariate(-0.06, 0.35) for load in loads]
     return PlanInput(
         tuple(
-            LeaseState(f"shardId-{i:012}", None, load, last_owner=crew[w].worker_id)
+            LeaseState(f"shardId-{i:012}", None, load)
             if w in dead
             else LeaseState(f"shardId-{i:012}", crew[w].worker_id, load)
             for i, (load, w) in enumerate(zip(loads, owner, strict=True))

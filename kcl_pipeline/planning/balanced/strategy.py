@@ -491,9 +491,7 @@ def _reasons(
         lease, home, to = problem.leases[i], problem.home[i], state.owner[i]
         if home >= 0:
             return f"{balance_reason(home, to)}; {goes(to)}"
-        why = f"its owner {lease.last_owner} expired" if lease.last_owner else "no owner"
-        seconds = f"{lease.waited_seconds:.0f} s"
-        waited = f" {seconds} ago" if lease.last_owner else f" for {seconds}"
-        return f"{why}{waited if lease.waited_seconds > 0 else ''}; {goes(to)}"
+        waited = f", waited {lease.waited_seconds:.0f} s" if lease.waited_seconds > 0 else ""
+        return f"{lease.unowned_because}{waited}; {goes(to)}"
 
     return reason

@@ -137,19 +137,10 @@ def place(
             break
         target = ready[0][1]
         give(lease, target)
-        moves.append(Move(lease.lease_key, None, target.worker_id, placement_reason(lease)))
+        moves.append(Move(lease.lease_key, None, target.worker_id, lease.unowned_because))
         # A worker at its limit stays there, because leases are only added here.
         if target.can_take(limits):
             heapreplace(ready, (rank(target), target))
         else:
             heappop(ready)
     return moves, [lease.lease_key for lease in waiting[len(moves) :]]
-
-
-def placement_reason(lease: LeaseState) -> str:
-    """Why a lease without an owner is placed."""
-    return (
-        "it has no owner"
-        if lease.last_owner is None
-        else f"{lease.last_owner} does not hold it any more"
-    )
