@@ -197,6 +197,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
         memory_bytes: Bytes of records and results in the worker. None: they are not counted. A row
             has neither them nor their limit.
         memory_limit_bytes: Their limit (`worker.record_memory_max_bytes`).
+        is_drain: Whether the worker ends by itself when it has read what the streams had at its
+            start.
         positions: Newest committed position by lease, as "sequence number" or "sequence/sub". A row
             has none: they are in the lease rows.
 
@@ -232,6 +234,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     table_version: _Large | None = None
     memory_bytes: _Large | None = None
     memory_limit_bytes: _Large | None = None
+    is_drain: bool = False
     positions: Mapping[str, str] = {}
 
     def since(self, earlier: WorkerStatus) -> WorkerStatus:

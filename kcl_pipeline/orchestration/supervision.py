@@ -236,7 +236,10 @@ class CountedWorkers:
             heartbeats: The rows.
             limit_seconds: After this time without a change a row does not move any more.
         """
+        rows = {key: row for key, row in heartbeats.rows.items() if isinstance(row, WorkerMetrics)}
         drains = {run.worker_id for run in active if not run.continuous}
+        # `kcl-pipeline worker --drain` has no run.
+        drains |= {key for key, row in rows.items() if row.status and row.status.is_drain}
         return cls(
             {run.worker_id: run for run in active if run.continuous},
             frozenset(
@@ -244,7 +247,7 @@ class CountedWorkers:
                 for key in heartbeats.rows
                 if key not in drains and (heartbeats.silent_seconds(key) or 0.0) <= limit_seconds
             ),
-            {key: row for key, row in heartbeats.rows.items() if isinstance(row, WorkerMetrics)},
+            rows,
             heartbeats.ended,
         )
 

@@ -275,6 +275,7 @@ def worker_status(
     unavailable: tuple[UnavailableStream, ...] | None,
     hung: HungState | None,
     stalled: tuple[StalledLease, ...] = (),
+    is_drain: bool = False,
 ) -> WorkerStatus:
     """Return the status now. Any thread may call it.
 
@@ -290,6 +291,7 @@ def worker_status(
         unavailable: Streams that this worker's leader could not use. None: it does not lead.
         hung: Set while the worker is hung.
         stalled: The leases that make no progress, those that stand still longest first.
+        is_drain: Whether the worker drains the streams.
     """
     now, memory = dependencies.clock.monotonic(), dependencies.memory
     paused = tuple(
@@ -319,6 +321,7 @@ def worker_status(
         table_version=stats.table_version,
         memory_bytes=None if memory is None else memory.used_bytes,
         memory_limit_bytes=None if memory is None else memory.max_bytes,
+        is_drain=is_drain,
         positions=lifecycle.positions(),
     )
 

@@ -188,6 +188,7 @@ class Worker:
         )
         self._processing = Processing(dependencies, self._activity, self._ending)
         self.stats, self._lag = WorkerStats(dependencies, self.leases), LagTracker(clock)
+        self._is_drain = False
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
             dependencies,
@@ -349,6 +350,7 @@ class Worker:
         background = Background(self._dependencies.clock, self._dependencies.spawn)
         reason = StopReason.FAILED
         self._stop.signal = stop
+        self._is_drain = mode == "drain"
 
         def process() -> StopReason:
             self._activity.enter(HangStep.LEASES)
@@ -357,7 +359,7 @@ class Worker:
             for number in range(self.source.fetch_threads):
                 background.start(f"fetch-{number}", self.fetch_tick)
             background.start("leader", self.lead_tick)
-            drain = self.drain_watch() if mode == "drain" else None
+            drain = self.drain_watch() if self._is_drain else None
             return self._loop(background, drain, on_progress, progress_seconds)
 
         try:
@@ -501,6 +503,7 @@ class Worker:
             unavailable=self.coordination.standby.unavailable,
             hung=self.watchdog.hung,
             stalled=self.watchdog.stalled,
+            is_drain=self._is_drain,
         )
 
     def paused(self) -> dict[str, ShardPause]:

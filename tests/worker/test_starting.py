@@ -16,7 +16,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableError
-from kcl_pipeline.events import LossReason, RecordsLost
+from kcl_pipeline.events import LossReason, RecordsLost, WorkerStarted
 from kcl_pipeline.leases.layout import ensure_client_version
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
@@ -88,6 +88,21 @@ def test_throttled_tables_delay_a_start_and_do_not_end_it(aws, pipeline, first_s
         "look at the identity of the application" if first_start else "first worker metrics report"
     )
     assert {"look at the tables", first_update} <= troubled
+
+
+def test_the_first_row_of_a_drain_says_that_it_drains(aws, pipeline):
+    """The sensor counts it as a worker of the fleet otherwise, and ends another one."""
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    workers, rows = open_tables(pipeline.settings, clients, SystemClock()).workers, []
+
+    def note(event):
+        if isinstance(event, WorkerStarted):
+            rows.extend(workers.scan_workers().workers)
+
+    worker = pipeline.build_worker("w-1", clients=clients, events=note)
+    assert worker.run(threading.Event(), mode="drain").reason is StopReason.DRAINED
+    assert [row.status.is_drain for row in rows] == [True]
 
 
 @pytest.mark.parametrize("kind", ["worker", "leader"])

@@ -12,10 +12,12 @@ from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.leader.assign import CycleReport
 from kcl_pipeline.orchestration.specs import code_version
 from kcl_pipeline.orchestration.supervision import AutoscalerMemory
+from kcl_pipeline.worker_status import WorkerStatus
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakeFleet,
     FakePipeline,
+    worker,
 )
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,
@@ -121,6 +123,18 @@ def test_more_workers_than_the_maximum_are_asked_to_drain(instance):
     stage.workers.beat(*(stage.worker_of(run) for run in instance.get_runs()))
     stage()
     assert stage.workers.drained == [stage.worker_of(newer)]
+
+
+def test_a_drain_without_a_run_is_no_worker_too_many(instance):
+    """`kcl-pipeline worker --drain` beside the fleet."""
+    stage = Stage(instance, FakePipeline(workers=FakeFleet(min=1, max=1)))
+    worker_id = stage.worker_of(stage.run())
+    status = WorkerStatus(is_drain=True)
+    stage.workers.rows["eu-1"] = worker("eu-1", status=status)
+    stage.workers.beat(worker_id, "eu-1")
+    result = stage()
+    assert stage.workers.drained == []
+    assert result.skip_reason.skip_message.endswith("1 of 1 worker runs")
 
 
 @pytest.mark.parametrize(
