@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from kcl_pipeline.orchestration.reports import QUIET_SECONDS
 from tests.guides.snippets import snippets
 
 PAGE = "docs/checks-and-events.md"
@@ -66,8 +67,15 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         report(passed=True)
         assert tick() == ["orders/fleet:shards_moving: passed. 2 leases wait"]
         now = time.time()
-        names["time"] = type("Later", (), {"time": staticmethod(lambda: now + 700)})
-        assert tick() == ["orders/fleet:shards_moving: too old. Is the leader sensor on?"]
+
+        def after(seconds: float) -> list[str]:
+            names["time"] = type("Later", (), {"time": staticmethod(lambda: now + seconds)})
+            return tick()
+
+        assert after(QUIET_SECONDS + 600) == [], "a check that passes is reported once an hour"
+        assert after(3 * QUIET_SECONDS) == [
+            "orders/fleet:shards_moving: too old. Is the leader sensor on?"
+        ]
 
 
 class Automation:
