@@ -292,8 +292,7 @@ def output_spec(
         description=(
             f"Output of `{names.application}`, which reads "
             f"{', '.join(f'`{s}`' for s in names.streams)}. A materialization runs one worker "
-            "that reads up to the current end of every shard that no other worker reads, commits, "
-            "and stops. "
+            "that reads up to the current end of every shard, commits, and stops. "
             f"The sensor `{names.leader_sensor}` keeps continuous workers running, as runs of "
             f"`{names.consume_job}`. {_guarantee(pipeline)}, with any number of workers. "
             "The values below are those of the last period in which data was committed, with its "
