@@ -91,6 +91,7 @@ class Pace:
         if self.common_time is None:
             return due
         longest = COMMON_TIME_SHARE * self.idle_seconds
+        # The time from `due` to the next common time; they are one period apart
         delay = (self.common_time - due) % (self.idle_seconds + longest)
         return due + delay if delay <= longest + _ROUNDING_SECONDS else due
 
@@ -425,15 +426,18 @@ class Prefetcher:
                 or self._pages.is_full()
             ):
                 return 0.0
-            latest = min(
+            deadline = min(
                 head.fetched + interval * (LAGGING_FACTOR if head.chunk.millis_behind_latest else 1)
                 for head in heads
             )
             reading = [slot for slot in slots if not slot.reader.ended]
-            if not any(not s.pushed and (s.busy or s.pace.due < latest) for s in reading):
-                pushed = any(slot.pushed for slot in reading)
-                latest = min(latest, self._taken_at + interval) if pushed else -math.inf
-        return max(latest - self._clock.monotonic(), 0.0)
+            # A read that may bring more records before the deadline is worth the wait.
+            is_read_near = any(not s.pushed and (s.busy or s.pace.due < deadline) for s in reading)
+            if not is_read_near and any(slot.pushed for slot in reading):
+                deadline = min(deadline, self._taken_at + interval)
+            elif not is_read_near:
+                return 0.0
+        return max(deadline - self._clock.monotonic(), 0.0)
 
     def add(self, reader: Reader) -> None:
         """Start reading a shard. A former reader of its lease is dropped with its buffer."""

@@ -195,7 +195,8 @@ class ShardReader:
         """
         if self.ended:
             return None
-        if self._gaps.begin() and not self._is_at_forgotten_latest:
+        needs_iterator = self._gaps.begin()
+        if needs_iterator and not self._is_at_forgotten_latest:
             self._iterator = None
         try:
             page = self._page()
@@ -304,8 +305,10 @@ class ShardReader:
         chunk = self._deaggregated(page)
         if chunk.through == self.position and chunk.shard_end is None:
             return None
-        is_resumed = self._last_sequence_number is None and not self._start.is_sentinel
-        if page.records.num_rows and (is_resumed or self._gaps.anchor is not None):
+        # The first page after a start, or after a doubt about a gap, begins with records that were
+        # read before.
+        is_first = self._last_sequence_number is None and not self._start.is_sentinel
+        if page.records.num_rows and (is_first or self._gaps.anchor is not None):
             records = after_position(chunk.records, self.position)
             chunk = replace(chunk, records=records, bytes=payload_bytes(records))
         return chunk

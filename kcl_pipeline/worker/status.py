@@ -80,7 +80,7 @@ class LagTracker:
         self._held_since: dict[str, float] = {}
         self._oldest: dict[str, float] = {}
 
-    def hold(self, lease_keys: Collection[str]) -> None:
+    def track(self, lease_keys: Collection[str]) -> None:
         """Track these leases, and no others."""
         now = self._clock.monotonic()
         with self._lock:

@@ -310,6 +310,7 @@ class Watchdog:
 
     def _look_for_hang(self, shards: Sequence[_Shard], now: float) -> None:
         doing, calls = self._activity.now, self._calls()
+        # The call of a processor that began before the present step is what lasts longest.
         is_call = bool(calls) and calls[0].since <= doing.since
         if is_call:
             doing = Doing(HangStep.COMMITTING, calls[0].since, calls[0].thread, is_users=True)

@@ -470,7 +470,7 @@ class Worker:
         self._retention.look(self.lifecycle.consumers)
         self.stats.count(handoffs=self.lifecycle.hand_over())
         self.lifecycle.advance(self._stop)
-        self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
+        self._lag.track([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         self._activity.enter(HangStep.READING)
         was_batch = self._runner.step()
         self._activity.enter(None)

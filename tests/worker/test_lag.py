@@ -102,7 +102,7 @@ class TestTracker:
     def test_the_oldest_of_all_attempts_counts(self):
         clock = VirtualClock()
         lag = LagTracker(clock)
-        lag.hold(["s1"])
+        lag.track(["s1"])
         lag.took({"s1": clock.monotonic() - 5})
         lag.took({"s1": clock.monotonic()})
         clock.advance(1)
@@ -113,9 +113,9 @@ class TestTracker:
 
     def test_leases_that_are_not_held_are_forgotten(self):
         lag = LagTracker(VirtualClock())
-        lag.hold(["s1", "s2"])
+        lag.track(["s1", "s2"])
         lag.took({"s1": 0.0, "s2": 0.0})
-        lag.hold(["s2"])
+        lag.track(["s2"])
         assert lag.current({"s1": 7}).millis.keys() == {"s2"}
-        lag.hold(["s1", "s2"])
+        lag.track(["s1", "s2"])
         assert lag.current({}).unknown == ("s1",)

@@ -115,8 +115,9 @@ class DrainWatch:
         self.elsewhere = Counter[str]()
         self._renewals = LastChanges[tuple[str, str | None, str | None]]()
         self._parents: dict[StreamId, set[str]] = {}
-        # Why the drain fails, by deleted stream; None: because it stands still. "": it does not.
-        self._failures: dict[StreamId | None, str] = {}
+        # Why the drain fails, by deleted stream. "": the stream was read before.
+        self._deleted: dict[StreamId, str] = {}
+        self._standstill_sentence = ""
         # What was waited for at any look. Nothing is forgotten: the ends of two shards may fail in
         # turns, so that each of them is waited for again and again, and that is no movement.
         self._progress: dict[str, object] = {}
@@ -147,7 +148,8 @@ class DrainWatch:
 
     def unread(self) -> str | None:
         """Return a sentence about what was not read, and why; None: everything was read."""
-        return "; ".join(filter(None, self._failures.values())) or None
+        reasons = (*self._deleted.values(), self._standstill_sentence)
+        return "; ".join(filter(None, reasons)) or None
 
     def _note_read(self) -> bool:
         """Note the shards that are read to the tip and committed. One that is read stays so.
@@ -200,7 +202,7 @@ class DrainWatch:
                 # Nobody can read the rest. What was held of it is reported by `DeletedStreams`.
                 is_unread = bool(waits) or not leases
                 text = f"the stream {stream.name} was deleted before the drain had read all of it"
-                self._failures.setdefault(stream, text if is_unread else "")
+                self._deleted.setdefault(stream, text if is_unread else "")
                 continue
             # The hash keys of a row that cannot be read are not known.
             hole = None if bad_rows else hole_in_leases(leases)
@@ -295,7 +297,7 @@ class DrainWatch:
         progress: dict[str, object] = {"the number of shards that are read": len(self._read)}
         progress |= {key: wait.progress for key, wait in self._waits.items()}
         self._progress = before | progress
-        if not progress.items() <= before.items():
+        if not progress.items() <= before.items():  # something has a value that it never had
             self._standstill.begin(now)
             self._told_seconds = 0.0
         seconds = self._standstill.count(now)
@@ -310,7 +312,7 @@ class DrainWatch:
         if counted < self._limit_seconds(lock):
             return False
         reasons = _reasons_text(self._waits)
-        self._failures[None] = (
+        self._standstill_sentence = (
             f"nothing that the drain waits for has moved for {seconds:.0f} s: {reasons}"
         )
         return True
