@@ -227,7 +227,8 @@ def _started(
         clock.sleep(_POLL_SECONDS)
     shown = ", ".join(f"{name} ({counted(shards, 'shard')})" for name, shards in streams.items())
     sys.stderr.write(
-        f"kcl_pipeline: no AWS_* variable is set, so an embedded AWS runs at {server.endpoint_url} "
+        "kcl_pipeline: no AWS_* variable names an account, a region or an endpoint, so an embedded "
+        f"AWS runs at {server.endpoint_url} "
         f"until this Dagster ends; streams: {shown}; "
         f"{'a publisher puts records' if records else 'nothing is put'}\n"
     )

@@ -361,11 +361,11 @@ def _end(
 ) -> dict[str, Any] | None:
     total = summary.total
     context.log.info(
-        "worker %s stopped (%s) after %d records in %d batches",
+        "worker %s stopped (%s) after %s in %s",
         summary.worker_id,
         summary.reason,
-        total.records,
-        total.batches,
+        counted(total.records, "record"),
+        counted(total.batches, "batch", "batches"),
     )
     reporter.report_totals(total)
     if summary.elsewhere_sentence is not None:

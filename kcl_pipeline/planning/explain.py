@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class PlanTable:
     def summary(self) -> str:
         """The number of moves, and the evenness before and after, in one sentence."""
         return (
-            f"{self.strategy}: {len(self.moves)} moves, "
+            f"{self.strategy}: {counted(len(self.moves), 'move')}, "
             f"most loaded worker {self.max_over_mean_before:.3f} -> {self.max_over_mean:.3f} "
             "of the mean"
         )

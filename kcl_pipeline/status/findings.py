@@ -635,7 +635,8 @@ def _workers(snapshot: Snapshot) -> Iterator[Finding]:
             check,
             "batches_refused",
             FindingLevel.PROBLEM,
-            f"the sink refused the last {status.failed_batches} batches of "
+            "the sink refused the last "
+            f"{counted(status.failed_batches, 'batch', 'batches')} of "
             f"{printable(worker.worker_id)}: {status.failure or 'unknown'}",
             "correct the table or its permissions; this worker commits nothing until then",
             tuple({"worker": w.worker_id, "why": s.failure} for w, s in refused),

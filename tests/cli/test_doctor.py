@@ -83,6 +83,7 @@ def test_doctor_on_a_healthy_fleet(fleet, monkeypatch):
             "-CoordinatorState: allowed: dynamodb:GetItem, dynamodb:ConditionCheckItem, "
             "dynamodb:PutItem, dynamodb:UpdateItem,"
         ),
+        "4 open shards, 0 closed within the retention period",
         "4 leases cover all hash keys",
         "4 unfinished shards are read",
         "blue-1 leads",

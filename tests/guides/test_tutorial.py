@@ -36,7 +36,7 @@ class Reader(Walkthrough):
             wait_until(
                 lambda: self.owners() == [2, 2], START_SECONDS, "two workers with two leases each"
             )
-            assert self.log("dagster").count("no AWS_* variable is set") == 1
+            assert self.log("dagster").count("no AWS_* variable names") == 1
         elif words[1:2] == ["dead-letters"]:
             assert re.match(r"[1-9]\d* dead letters?\b", self.output), self.output
         elif words[1:2] == ["leases"]:

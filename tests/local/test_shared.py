@@ -58,7 +58,8 @@ def test_outside_of_dagster_dev_nothing_is_started(no_aws, tmp_path):
 
 
 @pytest.mark.processes
-def test_processes_of_one_dagster_share_a_server_that_ends_with_it(no_aws, tmp_path):
+def test_processes_of_one_dagster_share_a_server_that_ends_with_it(no_aws, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     program = tmp_path / "dagster"
     program.write_text(OWNER)
     folder = tmp_path / "run"
@@ -78,7 +79,9 @@ def test_processes_of_one_dagster_share_a_server_that_ends_with_it(no_aws, tmp_p
     try:
         assert lines == [f"{server['endpoint_url']} us-east-1"] * 2 + ["ready"]
         owner.send_signal(signal.SIGKILL)
-        assert owner.stderr.read().count("an embedded AWS runs at") == 1
+        told = owner.stderr.read()
+        assert told.count("an embedded AWS runs at") == 1
+        assert "no AWS_* variable names an account, a region or an endpoint" in told
         owner.wait(30)
         wait_until(lambda: not psutil.pid_exists(server["pid"]))
         assert not (folder / "local-aws.json").exists()

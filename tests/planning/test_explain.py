@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.planner_text import text_of
 from kcl_pipeline.planning.explain import explain
-from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, WorkerState
+from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.planning.strategies import balanced
 from verification.planning.quality import quality_of
 
@@ -57,7 +57,9 @@ def test_the_text_names_moves_workers_groups_and_the_bound(case: PlanInput) -> N
 
 
 def test_a_plan_of_any_strategy_and_an_empty_fleet_can_be_explained(case: PlanInput) -> None:
-    assert explain(case, Plan("other", ())).moves == ()
+    assert explain(case, Plan("other", ())).summary.startswith("other: 0 moves, ")
+    one = Plan("other", (Move(case.leases[0].lease_key, None, "a-1", "no owner"),))
+    assert explain(case, one).summary.startswith("other: 1 move, ")
     empty = PlanInput((LeaseState("s", None, 5.0),), ())
     plan = balanced(empty)
     assert plan.spilled == ("s",)

@@ -109,8 +109,8 @@ FAULTS = [
         "batches_refused",
         CheckName.WORKERS,
         FindingLevel.PROBLEM,
-        "the sink refused the last 7 batches of w-1: SinkError: denied",
-        with_worker(worker("w-1", failed_batches=7, failure="SinkError: denied")),
+        "the sink refused the last 1 batch of w-1: SinkError: denied",
+        with_worker(worker("w-1", failed_batches=1, failure="SinkError: denied")),
     ),
     Fault(
         "cpu_not_measured",

@@ -302,7 +302,7 @@ def stream_findings(
         )
         yield ok(
             subject,
-            f"{sum(shard.is_open for shard in shards)} shards are open, "
+            f"{counted(sum(shard.is_open for shard in shards), 'open shard')}, "
             f"{sum(not shard.is_open for shard in shards)} closed within the retention period",
         )
         return stream

@@ -95,6 +95,8 @@ def test_dead_letters_are_linked_from_the_materialization(instance):
     result = materialize(pipeline, instance)
     (event,) = events_of(instance, result.run_id)
     assert event.metadata["dead_letter_table"].value == sink.dead_letters
+    log = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert any(line.endswith(" after 0 records in 1 batch") for line in log)
     output = Names.of(pipeline).output
     defined = build_definitions(pipeline).resolve_asset_graph().get(output).metadata
     assert defined["dead_letter_table"].value == sink.dead_letters
