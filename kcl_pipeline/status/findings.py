@@ -472,8 +472,9 @@ def _retention(snapshot: Snapshot, limits: CheckLimits) -> Iterator[Finding]:
         return
     seconds, stream, age, shard = min(left, key=lambda row: (row[0], row[1].name))
     about = (
-        f"its oldest unread record is {duration_text(age)} old, of shard {printable(shard)}; the "
-        f"retention period is {duration_text((stream.retention_hours or 0) * 3600)}"
+        f"its oldest unread record is at most {duration_text(age)} old, of shard "
+        f"{printable(shard)}; the retention period is "
+        f"{duration_text((stream.retention_hours or 0) * 3600)}"
     )
     begin = (
         "unread records leave the retention period now"

@@ -398,7 +398,9 @@ def test_records_that_leave_retention_soon_are_a_problem():
     found = findings_of(replace(HEALTHY, workers=(worker("w-0"), at_end)), CheckLimits())
     short = worst(found, CheckName.RETENTION)
     assert (short.name, short.level) == ("retention_short", FindingLevel.PROBLEM)
-    assert short.sentence.startswith("orders: 2.0 h until records are lost; its oldest unread")
+    assert short.sentence.startswith(
+        "orders: 2.0 h until records are lost; its oldest unread record is at most 22.0 h old, of"
+    )
     assert short.numbers == {"hours_left": 2.0}
 
 
