@@ -114,19 +114,19 @@ class OperatorClient(DagsterClient):
 
     def reload(self, location: str) -> str | None:
         """Reload the code location. Returns why it cannot be loaded; None if it can."""
-        answer = self._ask(RELOAD, location=location)["reloadRepositoryLocation"]
+        answer = self.ask(RELOAD, location=location)["reloadRepositoryLocation"]
         found = answer.get("locationOrLoadError") or answer
         return str(found["message"]).strip() if found["__typename"] == "PythonError" else None
 
     def start_sensor(self, location: str, repository: str, sensor: str) -> None:
         """Switch a sensor on."""
-        answer = self._ask(START_SENSOR, selector=_sensor(location, repository, sensor))
+        answer = self.ask(START_SENSOR, selector=_sensor(location, repository, sensor))
         if answer["startSensor"]["__typename"] != "Sensor":
             raise RuntimeError(f"Dagster did not start the sensor {sensor}: {answer}")
 
     def sentence(self, location: str, repository: str, sensor: str) -> str:
         """Return what the newest finished tick of a sensor says."""
-        answer = self._ask(TICKS, selector=_sensor(location, repository, sensor))
+        answer = self.ask(TICKS, selector=_sensor(location, repository, sensor))
         for tick in answer["sensorOrError"].get("sensorState", {}).get("ticks", ()):
             if tick["status"] != "STARTED" and tick["cursor"]:
                 return str(json.loads(tick["cursor"])["tick"])

@@ -320,20 +320,22 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 class MemoryBatchWriter:
     """A `BatchWriter` that keeps its files in a `MemoryTable`.
 
-    `transform` maps the records to a table of rows. None keeps the records unchanged.
+    Attributes:
+        transform: Maps the records to a table of rows. It may be replaced between batches. None:
+            the records are kept unchanged.
     """
 
     def __init__(
         self, table: MemoryTable, transform: Callable[[pa.Table], pa.Table] | None = None
     ) -> None:
         self._table = table
-        self._transform = transform
+        self.transform = transform
 
     def write(self, batch: Batch) -> Batch:
         """Transform the records and keep the rows (see `BatchWriter.write`)."""
-        if self._transform is not None and not batch.records.num_rows:
+        if self.transform is not None and not batch.records.num_rows:
             return replace(batch, files=())
-        rows, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
+        rows, rejected = split_rejected(apply_arrow_transform(self.transform, batch.records))
         schema = _nullable(rows.schema)
         if not rows.num_rows:
             return replace(batch, files=(), output_schema=schema, rejected=rejected)
@@ -348,4 +350,4 @@ class MemoryBatchWriter:
 
     def probe(self, slices: Sequence[pa.Table]) -> list[PartFailure | None]:
         """Call the transform on each part (see `BatchWriter.probe`)."""
-        return probe_arrow_transform(self._transform, slices)
+        return probe_arrow_transform(self.transform, slices)

@@ -158,7 +158,7 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     assert row.status.lag_millis is not None
     assert row.status.lag_millis > 20_000
     assert row.status.lags == (LeaseLag("shardId-000000000000", row.status.lag_millis),)
-    world.writer._transform = None
+    world.writer.transform = None
     world.run(80)
     (row,) = world.rows.scan_workers().workers
     lags = (LeaseLag("shardId-000000000000", 0),)

@@ -78,7 +78,7 @@ class Stage:
 
     def reports(self) -> list[set[str]]:
         """The names of the metadata of each materialization of the output."""
-        found = self.page._ask(REPORTED, key={"path": ["orders", "events"]})["assetOrError"]
+        found = self.page.ask(REPORTED, key={"path": ["orders", "events"]})["assetOrError"]
         return [
             {entry["label"] for entry in report["metadataEntries"]}
             for report in found.get("assetMaterializations", ())
@@ -86,7 +86,7 @@ class Stage:
 
     def evaluated(self) -> dict[str, bool]:
         """By name, whether the page shows a result of a check of the output."""
-        node = self.page._ask(EVALUATED, key={"path": ["orders", "events"]})["assetNodeOrError"]
+        node = self.page.ask(EVALUATED, key={"path": ["orders", "events"]})["assetNodeOrError"]
         return {
             check["name"]: check["executionForLatestMaterialization"] is not None
             for check in node["assetChecksOrError"]["checks"]

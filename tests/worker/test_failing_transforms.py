@@ -67,7 +67,7 @@ def shard_rows(world: World) -> set[str]:
 @BOTH
 def test_a_broken_transform_pauses_its_shard_and_the_others_go_on(world: World):
     broken, healthy = key_of(world, 0), key_of(world, 1)
-    world.writer._transform.broken = broken
+    world.writer.transform.broken = broken
     world.put(*numbered(100))
     world.run(20)
     assert shard_rows(world) == {healthy}
@@ -79,7 +79,7 @@ def test_a_broken_transform_pauses_its_shard_and_the_others_go_on(world: World):
     world.put(*numbered(50, "s"))
     world.run(10)
     healthy_records = sum(1 for d in world.data())
-    world.writer._transform.broken = None
+    world.writer.transform.broken = None
     world.run(LONGEST_RETRY_SECONDS + 10)
     assert len(world.data()) > healthy_records
     assert world.data() == sorted(world.sent), "nothing is lost, and nothing is there twice"
@@ -116,7 +116,7 @@ def test_an_error_of_any_kind_is_a_failure_of_its_record(world: World, error):
             raise error
         return table
 
-    world.writer._transform = fails
+    world.writer.transform = fails
     world.put(*numbered(40), BAD)
     world.run()
     assert world.data() == sorted(numbered(40))
@@ -130,7 +130,7 @@ def test_an_error_inside_of_pyarrow_names_the_line_of_the_transform(world: World
         pa.array([1, *("x" if data == BAD else 1 for data in table["data"].to_pylist())])
         return table
 
-    world.writer._transform = converts
+    world.writer.transform = converts
     world.put(*numbered(40), BAD)
     world.run()
     [event] = world.of(RecordsDeadLettered)
@@ -140,7 +140,7 @@ def test_an_error_inside_of_pyarrow_names_the_line_of_the_transform(world: World
 
 
 def test_a_paused_shard_is_retried_ever_more_rarely_and_reported_less_often(world: World):
-    world.writer._transform.broken = key_of(world, 0)
+    world.writer.transform.broken = key_of(world, 0)
     world.put(*numbered(60))
     world.run(200)
     [pause] = world.worker.paused().values()
@@ -151,11 +151,11 @@ def test_a_paused_shard_is_retried_ever_more_rarely_and_reported_less_often(worl
 
 
 def test_a_retry_finds_new_records_and_keeps_their_order(world: World):
-    world.writer._transform.broken = key_of(world, 0)
+    world.writer.transform.broken = key_of(world, 0)
     world.put(*numbered(40))
     world.run(10)
     world.put(*numbered(40, "s"))
-    world.writer._transform.broken = None
+    world.writer.transform.broken = None
     world.run(70)
     rows = world.table.rows().filter(
         pa.compute.equal(world.table.rows()["shard_id"], key_of(world, 0))
@@ -191,7 +191,7 @@ def test_with_fail_the_first_failing_record_pauses_its_shard(buffered: bool):
 
 
 def test_a_drain_ends_as_failed_when_a_shard_stays_paused(world: World):
-    world.writer._transform.broken = key_of(world, 0)
+    world.writer.transform.broken = key_of(world, 0)
     world.put(*numbered(100))
     stop = world.clock.signal()
     worker = world.worker
@@ -223,7 +223,7 @@ def test_records_handed_back_with_an_error_are_dead_letters(world: World):
             "_error", pa.array(["not good" if bad else None for bad in is_bad], pa.string())
         )
 
-    world.writer._transform = marked
+    world.writer.transform = marked
     world.put(*numbered(40), BAD, BAD + b"2")
     world.run()
     assert world.data() == sorted(numbered(40))
@@ -243,7 +243,7 @@ def test_the_transform_is_never_called_without_records(world: World):
     world.run()
     assert world.data() == sorted(numbered(20))
     assert letters(world) == [BAD], "what is behind the checkpoint is not read again"
-    assert all(world.writer._transform.calls)
+    assert all(world.writer.transform.calls)
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_failing_commit_does_not_write_the_dead_letters_again(failing_commits:
 def test_what_fails_later_is_set_aside_though_its_neighbours_were_before(failing_commits: World):
     """Only what was written is left out at a later attempt, not everything up to there."""
     world = failing_commits
-    strict = world.writer._transform
+    strict = world.writer.transform
     world.put(*numbered(9), BAD, key="same")
     world.run(2)
     assert world.data() == []
@@ -286,7 +286,7 @@ def test_what_fails_later_is_set_aside_though_its_neighbours_were_before(failing
             raise ValueError("now this one, too")
         return strict(table)
 
-    world.writer._transform = stricter
+    world.writer.transform = stricter
     world.run(60)
     assert letters(world) == [BAD, b"r0003"]
     assert sorted(world.data() + letters(world)) == sorted(world.sent)

@@ -62,7 +62,7 @@ def test_a_paused_shard_is_behind(world: World):
     def broken(_table):
         raise ValueError("broken")
 
-    world.writer._transform = broken
+    world.writer.transform = broken
     world.put(*numbered(50))
     world.run(90)
     assert world.worker.lag().worst_millis == pytest.approx(90_000, abs=3_000)

@@ -69,7 +69,12 @@ class DagsterClient:
         # Dagster runs on this host, which a proxy cannot reach
         self._session.trust_env = False
 
-    def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        """Return the answer to a GraphQL query.
+
+        Raises:
+            RuntimeError: Dagster answered with an error.
+        """
         answer = self._session.post(
             f"{self.url}/graphql", json={"query": query, "variables": variables}, timeout=30
         )
@@ -86,7 +91,7 @@ class DagsterClient:
         Raises:
             RuntimeError: Dagster cannot load the code.
         """
-        entries = self._ask(LOCATIONS)["workspaceOrError"].get("locationEntries", [])
+        entries = self.ask(LOCATIONS)["workspaceOrError"].get("locationEntries", [])
         for entry in entries:
             found = entry["locationOrLoadError"] or {}
             if found.get("__typename") == "PythonError":
@@ -97,14 +102,14 @@ class DagsterClient:
 
     def runs(self, job: str) -> list[Run]:
         """Return the runs of a job, newest first, at most 100."""
-        results = self._ask(RUNS, filter={"pipelineName": job})["runsOrError"]["results"]
+        results = self.ask(RUNS, filter={"pipelineName": job})["runsOrError"]["results"]
         return [
             Run(r["runId"], r["status"], {t["key"]: t["value"] for t in r["tags"]}) for r in results
         ]
 
     def status(self, run_id: str) -> str:
         """Return Dagster's status of a run, or an empty string when the run does not exist."""
-        results = self._ask(RUNS, filter={"runIds": [run_id]})["runsOrError"]["results"]
+        results = self.ask(RUNS, filter={"runIds": [run_id]})["runsOrError"]["results"]
         return str(results[0]["status"]) if results else ""
 
     def launch(
@@ -144,7 +149,7 @@ class DagsterClient:
         self, selector: Mapping[str, Any], run_config: Mapping[str, Any], tags: Mapping[str, str]
     ) -> str:
         metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
-        answer = self._ask(
+        answer = self.ask(
             LAUNCH,
             params={
                 "selector": selector,
@@ -161,13 +166,13 @@ class DagsterClient:
 
         Dagster interrupts the run. The run ends when it has finished its cleanup.
         """
-        answer = self._ask(TERMINATE, run=run_id)["terminateRun"]
+        answer = self.ask(TERMINATE, run=run_id)["terminateRun"]
         if answer["__typename"] != "TerminateRunSuccess":
             raise RuntimeError(f"Dagster did not terminate {run_id}: {answer}")
 
     def stop_sensor(self, location: str, repository: str, sensor: str) -> None:
         """Stop a sensor, so that it starts no more workers."""
-        state = self._ask(
+        state = self.ask(
             SENSOR,
             selector={
                 "repositoryLocationName": location,
@@ -175,19 +180,19 @@ class DagsterClient:
                 "sensorName": sensor,
             },
         )["sensorOrError"]
-        answer = self._ask(STOP_SENSOR, id=state["id"])["stopSensor"]
+        answer = self.ask(STOP_SENSOR, id=state["id"])["stopSensor"]
         if answer["__typename"] != "StopSensorMutationResult":
             raise RuntimeError(f"Dagster did not stop the sensor {sensor}: {answer}")
 
     def pid_of(self, run_id: str) -> int | None:
         """Return the process id of a run from its event log, or None before the process starts."""
-        events = self._ask(MESSAGES, run=run_id)["logsForRun"].get("events", [])
+        events = self.ask(MESSAGES, run=run_id)["logsForRun"].get("events", [])
         found = [match for event in events if (match := STARTED.search(event.get("message", "")))]
         return int(found[-1].group(1)) if found else None
 
     def sum_of(self, run_id: str, label: str) -> float:
         """Return the sum of one numeric metadata entry over all materializations of a run."""
-        found = self._ask(MATERIALIZATIONS, run=run_id)["runOrError"].get(
+        found = self.ask(MATERIALIZATIONS, run=run_id)["runOrError"].get(
             "assetMaterializations", []
         )
         entries = [
