@@ -142,7 +142,8 @@ def test_a_stop_ends_the_search_for_the_shards_that_fail(store):
     settings = ConsumerSettings(
         application_name="orders",
         streams=("orders",),
-        batch={"min_batch_interval_millis": 0, "max_batch_records": 10_000},
+        # The first batch waits for the records of all shards: a smaller one is no search
+        batch={"min_batch_interval_millis": 20_000, "max_batch_records": 80},
     )
     kinds = InMemoryLeaseTable, InMemoryWorkerMetricsTable, InMemoryCoordinatorStateTable
     tables = [kind(clock=clock, exists=False) for kind in kinds]
@@ -167,6 +168,7 @@ def test_a_stop_ends_the_search_for_the_shards_that_fail(store):
     )
     assert Worker(parts).run(stop).reason is StopReason.STOPPED
     assert stop.is_set()
+    assert len(tries[0]) == 80
     assert len(tries[-1]) < len(tries[0])
     assert len(tries) < 8, "it is not called for the rest of the shards"
     assert {lease.owner for lease in tables[0].list_leases().leases} == {None}
